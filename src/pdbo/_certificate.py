@@ -1,0 +1,243 @@
+"""The certificate: how far a point is from satisfying the optimality conditions, recomputed."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from . import _trees as trees
+from ._errors import ProblemError
+from ._minimize import minimize
+from ._problem import Problem, check_start, traced
+
+MAX_SLACK = 1e-6
+"""The largest relaxation of the inner problem that a certificate grants by itself."""
+
+
+class Certificate(eqx.Module):
+    r"""How well a point satisfies the $\epsilon$-KKT conditions of the value-function problem.
+
+    The problem certified is $\min f(z)$ over $z \in X \times Y$ subject to
+    $h(z) = g(z) - g^*(x) - \text{slack} \le 0$ (Definition 1 of the paper).
+
+    Attributes:
+        stationarity: $\mathrm{dist}(\nabla f + \lambda \nabla h, -N(z))$.
+        feasibility: the larger of $[h(z)]_+$ and the distance of the point to its sets.
+        complementarity: $|\lambda h(z)|$.
+        distance: how far from the given point the point z lies at which the entries above were
+            measured; zero unless the conditions hold better at a neighbour, which Definition 1
+            allows.
+        inner_gap: $g(x, y) - \min g(x, \cdot)$ at the given point, from an inner solve of its own.
+        inner_residual: the projected gradient that inner solve ended with; the gap is as good
+            as this is small.
+        multiplier: the $\lambda \ge 0$ used.
+        slack: the relaxation for which the entries hold.
+        eps: the largest of stationarity, feasibility, complementarity and distance.
+    """
+
+    stationarity: Any
+    feasibility: Any
+    complementarity: Any
+    distance: Any
+    inner_gap: Any
+    inner_residual: Any
+    multiplier: Any
+    slack: Any
+
+    @property
+    def eps(self) -> Any:
+        """The smallest accuracy at which the point passes every condition."""
+        entries = (self.stationarity, self.feasibility, self.complementarity, self.distance)
+        largest = entries[0]
+        for entry in entries[1:]:
+            maximum = jnp.maximum if isinstance(entry, jax.Array) else np.maximum
+            largest = maximum(largest, entry)  # NaN wins
+        return largest
+
+    def __str__(self) -> str:
+        rows = {name: getattr(self, name) for name in self.__dataclass_fields__} | {"eps": self.eps}
+        return "\n".join(f"{name:<16}{_number(value)}" for name, value in rows.items())
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer) or np.ndim(value) > 0:
+        return str(value)
+    return f"{float(value):10.3e}"
+
+
+def certify(
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    multiplier: Any = None,
+    *,
+    slack: Any = None,
+    max_slack: Any = MAX_SLACK,
+    iterations: int = 2000,
+) -> Certificate:
+    r"""The certificate of a point, however it was found.
+
+    The inner value is recomputed by a minimiser of its own started at y. The multiplier given is
+    tried, and so is the least-squares one, $\arg\min_{\lambda \ge 0}
+    \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$; the better certificate is returned.
+
+    At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. There the
+    conditions are checked at a neighbour $(x, y_w)$ with $y_w$ near
+    $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
+    left of stationarity is, where the inner minimum is unique, the hypergradient.
+
+    Arguments:
+        problem, x, y: the problem and the point.
+        multiplier: the multiplier to try first.
+        slack: the relaxation to certify. None takes the smallest that makes the point feasible,
+            but no more than `max_slack`.
+        iterations: the most gradients of g spent on the inner value, and again on the neighbour.
+    """
+    if not traced(problem, x, y):
+        x, y = check_start(problem, x, y)
+    if multiplier is not None and not traced(multiplier):
+        if np.ndim(multiplier) != 0 or not np.isfinite(multiplier) or multiplier < 0:
+            raise ProblemError(f"multiplier must be one finite number >= 0, got {multiplier}.")
+        multiplier = jnp.asarray(multiplier, trees.dtype(x))
+    if traced(problem, x, y, multiplier, slack):
+        return measure(problem, x, y, multiplier, slack, max_slack, iterations)
+    return _to_numpy(_measure(problem, x, y, multiplier, slack, max_slack, iterations))
+
+
+def certify_float64(
+    problem: Problem, x: PyTree, y: PyTree, multiplier: Any, **options: Any
+) -> Certificate:
+    """`certify` in double precision, whatever the precision of the problem."""
+    with jax.enable_x64(True):
+        x, y, multiplier = trees.astype((x, y, multiplier), jnp.float64)
+        return certify(problem.astype(jnp.float64), x, y, multiplier, **options)
+
+
+def _to_numpy(certificate: Certificate) -> Certificate:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[()], certificate)
+
+
+def measure(
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    multiplier: Array | None,
+    slack: Array | None,
+    max_slack: Any,
+    iterations: Any,
+    neighbour: bool = True,
+) -> Certificate:
+    """The traceable heart of `certify`; without `neighbour` only the point itself is measured."""
+    z_set = _Pair(problem)
+    inner = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
+    g_xhat = jax.grad(problem.inner, 0)(x, inner.point)
+    outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
+
+    def at(y_: PyTree, trials: list[Array], distance: Array) -> list[Certificate]:
+        grad_f = jax.grad(problem.outer, (0, 1))(x, y_)
+        value, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y_)
+        grad_h = (trees.sub(g_x, g_xhat), g_y)
+        gap = jnp.maximum(value - inner.value, 0)
+        granted = jnp.minimum(gap, jnp.asarray(max_slack, gap.dtype)) if slack is None else slack
+        granted = jnp.asarray(granted, gap.dtype)
+        h = gap - granted
+        gap_here = jnp.maximum(problem.inner(x, y) - inner.value, 0)
+        multipliers = trials or [_least_squares(z_set, (x, y_), grad_f, grad_h)]
+        return [
+            Certificate(
+                stationarity=z_set.residual((x, y_), trees.axpy(m, grad_h, grad_f)),
+                feasibility=jnp.maximum(jnp.maximum(h, 0), outside),
+                complementarity=jnp.abs(m * h),
+                distance=distance,
+                inner_gap=gap_here,
+                inner_residual=inner.residual,
+                multiplier=m,
+                slack=granted,
+            )
+            for m in multipliers
+        ]
+
+    here = jnp.zeros_like(inner.value)
+    candidates = at(y, [], here)
+    if multiplier is not None:
+        candidates += at(y, [jnp.asarray(multiplier, here.dtype)], here)
+    if neighbour:
+        point, large = _neighbour(problem, x, y, inner.curvature, iterations)
+        apart = trees.norm(trees.sub(point, y))
+        candidates += at(point, [large], apart)
+    best = candidates[0]
+    for other in candidates[1:]:
+        best = trees.where(other.eps < best.eps, other, best)
+    return best
+
+
+_measure = eqx.filter_jit(measure)
+
+
+class _Pair(eqx.Module):
+    """The set X x Y of z = (x, y)."""
+
+    problem: Problem
+
+    def tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        return (self.problem.x_set.tangent(z[0], v[0]), self.problem.y_set.tangent(z[1], v[1]))
+
+    def residual(self, z: PyTree, gradient: PyTree) -> Array:
+        return trees.norm(self.tangent(z, trees.scale(-1, gradient)))
+
+
+def _neighbour(
+    problem: Problem, x: PyTree, y: PyTree, curvature: Array, iterations: Any
+) -> tuple[PyTree, Array]:
+    r"""$y_w \approx \arg\min_y f(x, y)/\lambda + g(x, y)$ and its $\lambda$.
+
+    $\lambda$ is set so that $y_w$ lies about $\epsilon^{1/3}$ (relative) from an exact inner
+    solution, which balances the bias of a finite multiplier against rounding times $\lambda$.
+    """
+    slope = trees.norm(jax.grad(problem.outer, 1)(x, y))
+    dtype = slope.dtype
+    move = jnp.finfo(dtype).eps ** (1 / 3) * (1 + trees.norm(y))
+    multiplier = slope / (jnp.where(curvature > 0, curvature, 1) * move)
+    weight = jnp.where(multiplier > 0, 1 / jnp.where(multiplier > 0, multiplier, 1), 0)
+    found = minimize(
+        lambda v: weight * problem.outer(x, v) + problem.inner(x, v), problem.y_set, y, iterations
+    )
+    return found.point, multiplier
+
+
+def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:
+    r"""$\arg\min_{\lambda \ge 0} \|P_T(-v - \lambda w)\|$ with T the tangent cone at z.
+
+    The square is convex in $\lambda$ with derivative $-2\langle w, P_T(-v - \lambda w)\rangle$;
+    a safeguarded secant finds its root, in one step where T is a subspace.
+    """
+
+    def descent(m: Array) -> Array:
+        return trees.dot(w, z_set.tangent(z, trees.scale(-1, trees.axpy(m, w, v))))
+
+    zero = jnp.zeros((), trees.dtype(v))
+    ww = trees.dot(w, w)
+    at_zero = descent(zero)
+    guess = jnp.maximum(at_zero, 0) / jnp.where(ww > 0, ww, 1)
+
+    # lo always has descent > 0; hi is inf until a multiplier with descent <= 0 is met
+    def refine(_: Any, s: tuple[Array, ...]) -> tuple[Array, ...]:
+        lo, d_lo, hi, d_hi, m = s
+        d = descent(m)
+        low = d > 0
+        secant = m + d * (m - lo) / jnp.where(d_lo - d > 0, d_lo - d, 1)
+        lo_, d_lo_ = jnp.where(low, m, lo), jnp.where(low, d, d_lo)
+        hi_, d_hi_ = jnp.where(low, hi, m), jnp.where(low, d_hi, d)
+        beyond = jnp.where((d_lo > d) & (secant > m), secant, 2 * m)
+        inside = lo_ + (hi_ - lo_) * jnp.clip(
+            d_lo_ / jnp.where(d_lo_ > d_hi_, d_lo_ - d_hi_, 1), 0.05, 1
+        )
+        return lo_, d_lo_, hi_, d_hi_, jnp.where(jnp.isfinite(hi_), inside, beyond)
+
+    start = (zero, at_zero, zero + jnp.inf, zero, guess)
+    *_, m = lax.fori_loop(0, 30, refine, start)
+    return jnp.where((at_zero > 0) & (ww > 0) & jnp.isfinite(m), m, 0)

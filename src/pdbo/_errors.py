@@ -1,0 +1,66 @@
+"""Result codes and the exceptions that carry them."""
+
+import enum
+from typing import Any
+
+
+class RESULTS(enum.IntEnum):
+    """How a run ended. Only `success` means that the certificate was met."""
+
+    success = 0
+    max_steps = 1
+    nonfinite = 2
+    diverged = 3
+    multiplier_diverged = 4
+    bad_problem = 5
+
+    @property
+    def text(self) -> str:
+        """One sentence on what happened, with the likely causes of a failure."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    RESULTS.success: "The certificate at the returned point is within the tolerance.",
+    RESULTS.max_steps: (
+        "The step budget was used up before the certificate was within the tolerance; carry on "
+        "with solve(problem, state=solution.state), or ask for a looser tol."
+    ),
+    RESULTS.nonfinite: (
+        "A value that is not finite appeared; the last finite point is returned. Likely causes: "
+        "(a) a step size too large for the curvature of f or of multiplier * g, (b) f or g is not "
+        "defined at a point the iterates reached (a log or a root without a set to guard it), "
+        "(c) float32 ran out of range."
+    ),
+    RESULTS.diverged: (
+        "The iterates ran away. Likely causes: (a) a step size too large, (b) f has no minimum "
+        "over the feasible set, (c) the inner problem is unbounded below; a bounded x_set or "
+        "y_set cures (b) and (c)."
+    ),
+    RESULTS.multiplier_diverged: (
+        "The multiplier ran away. Likely causes: (a) the constraint cannot be met with this slack "
+        "and smoothing (the multiplier grows like 1/sqrt(slack)), (b) the dual step is too large, "
+        "(c) the inner steps do not converge; a larger slack or a dual_bound cures (a)."
+    ),
+    RESULTS.bad_problem: "The problem or its start is not usable as given.",
+}
+
+
+class ProblemError(ValueError):
+    """The problem, a set or a start is not usable as given; `solution` holds what there is."""
+
+    def __init__(self, message: str, solution: Any = None):
+        super().__init__(message)
+        self.solution = solution
+
+
+class SolveError(RuntimeError):
+    """A run failed; `solution` holds its last finite point, certificate, history and state."""
+
+    def __init__(self, message: str, solution: Any):
+        super().__init__(message)
+        self.solution = solution
+
+
+class StartProjected(UserWarning):
+    """A start lay outside its set and was replaced by its projection."""

@@ -1,0 +1,182 @@
+"""The bilevel problem: two functions, two sets and the data they share."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from . import _trees as trees
+from ._errors import ProblemError, StartProjected
+from ._sets import Free, Set
+
+
+class Problem(eqx.Module):
+    r"""$\min_{x \in X,\ y \in S(x)} f(x, y)$ with $S(x) = \arg\min_{y \in Y} g(x, y)$.
+
+    Arguments:
+        f: the outer function, called as `f(x, y)`, or `f(x, y, data)` where data is given.
+        g: the inner function, called the same way.
+        data: a pytree of arrays handed to both functions. It is an argument of the compiled
+            program, never a constant in it, so other data of the same shapes does not recompile.
+        x_set, y_set: closed convex sets for x and y.
+
+    x, y and data are arbitrary pytrees; all entries of x and y share one floating dtype.
+    """
+
+    f: Callable
+    g: Callable
+    data: PyTree
+    x_set: Set
+    y_set: Set
+
+    def __init__(
+        self,
+        f: Callable,
+        g: Callable,
+        data: PyTree = None,
+        x_set: Set | None = None,
+        y_set: Set | None = None,
+    ):
+        self.f = _callable("f", f, data is not None)
+        self.g = _callable("g", g, data is not None)
+        self.data = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, data)
+        self.x_set = _set("x_set", x_set)
+        self.y_set = _set("y_set", y_set)
+
+    def outer(self, x: PyTree, y: PyTree) -> Array:
+        """The value of f."""
+        return self.f(x, y) if self.data is None else self.f(x, y, self.data)
+
+    def inner(self, x: PyTree, y: PyTree) -> Array:
+        """The value of g."""
+        return self.g(x, y) if self.data is None else self.g(x, y, self.data)
+
+    def astype(self, dtype: Any) -> "Problem":
+        """The same problem with every floating array it carries in another precision."""
+        return trees.astype(self, dtype)
+
+
+def _callable(name: str, function: Any, with_data: bool) -> Callable:
+    if not callable(function):
+        raise ProblemError(f"{name} must be a function, got {type(function).__name__}.")
+    call = f"{name}(x, y, data)" if with_data else f"{name}(x, y)"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-ins have none
+        return function
+    try:
+        signature.bind(*[None] * (3 if with_data else 2))
+    except TypeError:
+        why = "data is given" if with_data else "no data is given"
+        raise ProblemError(
+            f"{name} has the wrong number of arguments: {why}, so it is called as {call}, "
+            f"but its signature is {name}{signature}."
+        ) from None
+    return function
+
+
+def _set(name: str, value: Any) -> Set:
+    value = Free() if value is None else value
+    if not isinstance(value, Set):
+        hint = " (did you forget the parentheses?)" if isinstance(value, type) else ""
+        raise ProblemError(
+            f"{name} must be a set such as pdbo.Box(lo, hi), got {type(value).__name__}{hint}."
+        )
+    return value
+
+
+def traced(*trees_: PyTree) -> bool:
+    """Whether any leaf is being traced, so that no value can be looked at."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees_))
+
+
+def check_start(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+    """The start as arrays inside its sets; raises ProblemError with one sentence otherwise."""
+    x, y = _arrays(x0, y0)
+    problem.x_set.check(x, "x_set")
+    problem.y_set.check(y, "y_set")
+    for name, call in (("f", problem.outer), ("g", problem.inner)):
+        _check_function(name, call, x, y)
+    x = _inside("x", problem.x_set, x)
+    y = _inside("y", problem.y_set, y)
+    if not traced(problem, x, y):
+        for name, call in (("f", problem.outer), ("g", problem.inner)):
+            value = eqx.filter_jit(call)(x, y)
+            if not np.isfinite(value):
+                raise ProblemError(
+                    f"{name} is {float(value)} at the start (x0, y0); choose a start where both "
+                    "functions are finite."
+                )
+    return x, y
+
+
+def _arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+    """Array leaves of one floating dtype; Python numbers take the dtype of the others."""
+    found: dict[Any, str] = {}
+    for name, tree in (("x0", x0), ("y0", y0)):
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        if not leaves:
+            raise ProblemError(f"{name} has no entries: it must be a number, array or pytree.")
+        for path, leaf in leaves:
+            where = name + jax.tree_util.keystr(path)
+            if isinstance(leaf, bool) or not isinstance(
+                leaf, int | float | np.ndarray | np.generic | jax.Array
+            ):
+                raise ProblemError(
+                    f"{where} must be a number or an array, got {type(leaf).__name__}."
+                )
+            if isinstance(leaf, int | float) and not isinstance(leaf, np.generic):
+                continue
+            dtype = jnp.result_type(leaf) if isinstance(leaf, jax.Array) else _canonical(leaf)
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ProblemError(
+                    f"{where} has dtype {dtype}, but x and y must be real floating arrays."
+                )
+            found.setdefault(dtype, where)
+    if len(found) > 1:
+        (a, at_a), (b, at_b) = list(found.items())[:2]
+        raise ProblemError(f"x and y must share one dtype, but {at_a} is {a} and {at_b} is {b}.")
+    dtype = next(iter(found), jnp.zeros(()).dtype)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (x0, y0))
+
+
+def _canonical(leaf: Any) -> Any:
+    """The dtype JAX gives a NumPy array: float64 is float32 unless 64 bits are enabled."""
+    return jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
+
+
+def _check_function(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
+    try:
+        out = eqx.filter_eval_shape(call, x, y)
+    except Exception as error:  # whatever the user's function raised, in one sentence
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ProblemError(
+            f"{name} cannot be evaluated at the start (x0, y0), check the shapes of x0, y0 and data: "
+            f"{type(error).__name__}: {first}"
+        ) from error
+    if not hasattr(out, "shape") or out.shape != ():
+        got = f"shape {out.shape}" if hasattr(out, "shape") else type(out).__name__
+        raise ProblemError(f"{name} must return a scalar, got {got}.")
+    if out.dtype != trees.dtype((x, y)):
+        raise ProblemError(
+            f"{name} returns {out.dtype} for {trees.dtype((x, y))} x and y: data or constants in it "
+            "have another dtype."
+        )
+
+
+def _inside(name: str, constraint: Set, z: PyTree) -> PyTree:
+    projected = constraint.project(z)
+    if not traced(constraint, z) and not bool(constraint.contains(z)):
+        warnings.warn(
+            f"{name}0 lies outside {name}_set (distance {float(constraint.distance(z)):.3g}); "
+            "the run starts from its projection.",
+            StartProjected,
+            stacklevel=4,
+        )
+    return projected

@@ -1,0 +1,70 @@
+"""A live line on standard error, fed between compiled chunks."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+import numpy as np
+
+REFRESH = 0.25  # seconds between two looks
+
+
+class Progress:
+    """Shows step, f, h, multiplier and eps while a run goes on; does nothing unless enabled.
+
+    On a terminal one line is rewritten; elsewhere a plain line is written every ten seconds.
+    """
+
+    def __init__(
+        self, start: int, until: int, tol: float, enabled: bool, file: TextIO | None = None
+    ):
+        self.start, self.until, self.tol, self.enabled = start, until, tol, enabled
+        self.file = sys.stderr if file is None else file
+        self.live = self.file.isatty()
+        self.began = self.asked = self.shown = time.monotonic()
+        self.count = 1
+        self.last: dict[str, float] | None = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.enabled and self.last is not None:
+            self._show(end="\n")
+
+    def records(self, most: int) -> int:
+        """How many records the next chunk should hold, so that it lasts about one refresh."""
+        if not self.enabled:
+            return most
+        now = time.monotonic()
+        elapsed, self.asked = now - self.asked, now
+        if elapsed < REFRESH / 2:
+            self.count = min(2 * self.count, most)
+        elif elapsed > 2 * REFRESH:
+            self.count = max(self.count // 2, 1)
+        return self.count
+
+    def update(self, rows: dict[str, np.ndarray]) -> None:
+        """Take in the rows of a chunk and refresh the line when it is due."""
+        if not self.enabled or not len(rows["step"]):
+            return
+        self.last = {k: float(rows[k][-1]) for k in ("step", "f", "h", "multiplier", "eps")}
+        now = time.monotonic()
+        if now - self.shown >= (REFRESH if self.live else 10.0):
+            self.shown = now
+            self._show(end="" if self.live else "\n")
+
+    def _show(self, end: str) -> None:
+        assert self.last is not None
+        done = (self.last["step"] - self.start) / max(self.until - self.start, 1)
+        elapsed = time.monotonic() - self.began
+        left = elapsed * (1 - done) / done if done > 0 else float("nan")
+        bar = "█" * round(20 * done) + "░" * (20 - round(20 * done))
+        text = (
+            f"{bar} step {self.last['step']:,.0f}/{self.until:,}  f {self.last['f']:.5g}  "
+            f"h {self.last['h']:.2e}  multiplier {self.last['multiplier']:.3g}  "
+            f"eps {self.last['eps']:.2e} (tol {self.tol:.0e})  "
+            f"{elapsed:.0f} s, at most {left:.0f} s left"
+        )
+        self.file.write(("\r\x1b[2K" if self.live else "") + text + end)
+        self.file.flush()

@@ -1,0 +1,47 @@
+"""Step-size schedules: what each iteration t uses."""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+class Steps(NamedTuple):
+    r"""What iteration t uses: $1/\eta_t$, $1/\tau_t$, $\theta_t$ and $\gamma_t$."""
+
+    primal: Array
+    dual: Array
+    extrapolation: Array
+    weight: Array
+
+
+def number(value: Any) -> Array:
+    """A float leaf: a traced array, so that another value does not recompile."""
+    return jnp.asarray(value, dtype=float)
+
+
+class Schedule(eqx.Module):
+    """Maps the iteration t = 0, 1, ... to its `Steps`."""
+
+    @abc.abstractmethod
+    def __call__(self, t: Array) -> Steps:
+        """The steps of iteration t."""
+
+
+class Constant(Schedule):
+    """The same steps at every iteration, with output weights t + 1."""
+
+    primal: Array
+    dual: Array
+    extrapolation: Array
+
+    def __call__(self, t: Array) -> Steps:
+        """The steps of iteration t."""
+        return Steps(self.primal, self.dual, self.extrapolation, number(t + 1))
+
+
+def constant(primal: Any, dual: Any, extrapolation: Any = 0.0) -> Constant:
+    r"""Constant steps: primal $1/\eta$, dual $1/\tau$, extrapolation $\theta$."""
+    return Constant(number(primal), number(dual), number(extrapolation))

@@ -1,0 +1,575 @@
+"""Closed convex sets: the nearest point, the tangent cone and what follows from them."""
+
+import abc
+import math
+from collections.abc import Callable
+from typing import Any, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from pdbo import _trees
+from pdbo._errors import ProblemError
+
+
+class Set(eqx.Module):
+    r"""A closed convex set $S$ of pytrees, each pytree seen as one vector.
+
+    The numbers of a set are array leaves, cast to the dtype of the point at hand. A subclass gives
+    its projection and tangent cone in the methods with a leading underscore.
+    """
+
+    def project(self, z: PyTree) -> PyTree:
+        r"""The nearest point $P(z) = \arg\min_{w \in S} \|w - z\|$."""
+        return self._project(_arrays(z))
+
+    def distance(self, z: PyTree) -> Array:
+        r"""The Euclidean distance $\|z - P(z)\|$."""
+        z = _arrays(z)
+        return _norm(_trees.sub(z, self._project(z)))
+
+    def tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        """The projection of `v` onto the tangent cone at the point `z` of the set.
+
+        A bound is active where it holds with equality up to a few units in the last place.
+        """
+        return self._tangent(_arrays(z), _arrays(v))
+
+    def residual(self, z: PyTree, gradient: PyTree) -> Array:
+        r"""How far `z` is from stationary: $\mathrm{dist}(-\nabla, N(z)) = \|P_{T(z)}(-\nabla)\|$.
+
+        The two are equal by Moreau's decomposition; $N$ is the normal and $T$ the tangent cone.
+        """
+        return _norm(self.tangent(z, jax.tree.map(jnp.negative, gradient)))
+
+    def contains(self, z: PyTree, tol: Any = None) -> Array:
+        """Whether the distance is at most `tol`, by default a few units in the last place."""
+        z = _arrays(z)
+        if tol is None:
+            tol = _few_ulps(z) * self._size(z)
+        distance = self.distance(z)
+        return distance <= jnp.asarray(tol, distance.dtype)
+
+    def diameter(self, z: PyTree) -> Array:
+        """The largest distance between two points shaped like `z`, `inf` where unbounded."""
+        return jnp.asarray(self._diameter(_arrays(z)), _trees.dtype(_arrays(z)))
+
+    def sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
+        """A random point of the set, shaped like `z` and near it where the set is unbounded.
+
+        Uniform in the finite sides of a box, otherwise the projection of `z + radius * normal`.
+        """
+        return self._sample(key, _arrays(z), radius)
+
+    def check(self, z: PyTree, name: str) -> None:
+        """Raise a `ProblemError` where the arrays of the set do not fit `z`.
+
+        `name` is the argument that holds the set, such as `y_set`; the point is then `y0`.
+        """
+        self._check(z, name, name.removesuffix("_set") + "0")
+
+    @abc.abstractmethod
+    def _project(self, z: PyTree) -> PyTree: ...
+
+    @abc.abstractmethod
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree: ...
+
+    def _size(self, z: PyTree) -> Array:
+        """The scale of what is compared at `z`, for the default tolerances."""
+        return _trees.norm(z)
+
+    def _diameter(self, z: PyTree) -> Any:
+        return math.inf
+
+    def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
+        return self._project(_trees.axpy(radius, _random(jax.random.normal, key, z), z))
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        """Any `z` fits a set without arrays."""
+
+
+@final
+class Free(Set):
+    """The whole space."""
+
+    def _project(self, z: PyTree) -> PyTree:
+        return z
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        return v
+
+
+@final
+class Box(Set):
+    r"""The box $\{z : lo \le z \le hi\}$.
+
+    **Arguments:** `lo` and `hi` are numbers, arrays that broadcast to the leaves of the point, or
+    pytrees of these with the structure of the point or a prefix of it; infinities are allowed.
+    """
+
+    lo: PyTree[Array]
+    hi: PyTree[Array]
+
+    def __init__(self, lo: PyTree, hi: PyTree):
+        self.lo = _floats("Box lo", lo)
+        self.hi = _floats("Box hi", hi)
+        _check_bounds(lo, hi)
+
+    def _project(self, z: PyTree) -> PyTree:
+        return jax.tree.map(jnp.clip, z, _fit(self.lo, z), _fit(self.hi, z))
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        few_ulps = _few_ulps(z)
+
+        def tangent(z, v, lo, hi):
+            v = jnp.where(z - lo <= few_ulps * jnp.abs(z), jnp.maximum(v, 0), v)
+            return jnp.where(hi - z <= few_ulps * jnp.abs(z), jnp.minimum(v, 0), v)
+
+        return jax.tree.map(tangent, z, v, _fit(self.lo, z), _fit(self.hi, z))
+
+    def _diameter(self, z: PyTree) -> Array:
+        return _trees.norm(_trees.sub(_fit(self.hi, z), _fit(self.lo, z)))
+
+    def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
+        def sample(z, u, lo, hi):
+            reach = jnp.asarray(radius, z.dtype)
+            bounded = jnp.isfinite(lo) & jnp.isfinite(hi)
+            low, high = jnp.where(bounded, lo, z - reach), jnp.where(bounded, hi, z + reach)
+            return jnp.clip((1 - u) * low + u * high, lo, hi)
+
+        u = _random(jax.random.uniform, key, z)
+        return jax.tree.map(sample, z, u, _fit(self.lo, z), _fit(self.hi, z))
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        _check_fit("Box lo", self.lo, z, name, point)
+        _check_fit("Box hi", self.hi, z, name, point)
+
+
+@final
+class NonNegative(Set):
+    r"""The orthant $\{z : z \ge 0\}$."""
+
+    def _project(self, z: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.maximum(leaf, 0), z)
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        return jax.tree.map(lambda z, v: jnp.where(z > 0, v, jnp.maximum(v, 0)), z, v)
+
+
+@final
+class Ball(Set):
+    r"""The Euclidean ball $\{z : \|z - center\| \le radius\}$, the norm taken over all leaves.
+
+    **Arguments:** `radius` is a number; `center` is one as the bounds of a `Box` are.
+    """
+
+    radius: Array
+    center: PyTree[Array]
+
+    def __init__(self, radius: Any, center: PyTree = 0.0):
+        self.radius = _scalar("Ball radius", radius)
+        self.center = _floats("Ball center", center, finite=True)
+        if _concrete(radius) and np.asarray(radius) < 0:
+            raise ProblemError(f"Ball radius is {radius}; expected at least 0.")
+
+    def _project(self, z: PyTree) -> PyTree:
+        center = _fit(self.center, z)
+        offset = _trees.sub(z, center)
+        length = _norm(offset)
+        radius = jnp.asarray(self.radius, length.dtype)
+        outside = length > radius
+        # Both factors are masked so that the branch not taken has a finite gradient.
+        unit = _divide(offset, jnp.where(outside, length, 1))
+        onto = _trees.axpy(jnp.where(outside, radius, 1), unit, center)
+        return _trees.where(outside, onto, z)
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        offset = _trees.sub(z, _fit(self.center, z))
+        length = _norm(offset)
+        radius = jnp.asarray(self.radius, length.dtype)
+        active = radius - length <= _few_ulps(z) * self._size(z)
+        unit = _divide(offset, jnp.where(length > 0, length, 1))
+        outward = jnp.where(active, jnp.maximum(_trees.dot(unit, v), 0), 0)
+        inward = _trees.axpy(-outward, unit, v)
+        return _trees.where(radius > 0, inward, _trees.zeros_like(v))
+
+    def _size(self, z: PyTree) -> Array:
+        offset = _trees.sub(z, _fit(self.center, z))
+        return jnp.maximum(_trees.norm(z), _trees.norm(offset))
+
+    def _diameter(self, z: PyTree) -> Array:
+        return 2 * self.radius
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        _check_fit("Ball center", self.center, z, name, point)
+
+
+@final
+class Simplex(Set):
+    r"""The simplex $\{z \ge 0 : \sum_i z_i = total\}$ over all entries of all leaves.
+
+    **Arguments:** `total` is a number, at least 0.
+
+    **Reference:** Held, Wolfe and Crowder, *Validation of subgradient optimization*, 1974.
+    """
+
+    total: Array
+
+    def __init__(self, total: Any = 1.0):
+        self.total = _scalar("Simplex total", total, finite=True)
+        if _concrete(total) and np.asarray(total) < 0:
+            raise ProblemError(f"Simplex total is {total}; expected at least 0.")
+
+    def _project(self, z: PyTree) -> PyTree:
+        flat, unravel = ravel_pytree(z)
+        return unravel(_fill(flat, jnp.zeros(flat.shape, bool), self._total(flat)))
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        flat = ravel_pytree(z)[0]
+        direction, unravel = ravel_pytree(v)
+        positive = flat > _few_ulps(z) * self._total(flat)
+        return unravel(_fill(direction, positive, jnp.zeros((), direction.dtype)))
+
+    def _total(self, flat: Array) -> Array:
+        return jnp.asarray(self.total, flat.dtype)
+
+    def _diameter(self, z: PyTree) -> Array:
+        entries = sum(leaf.size for leaf in jax.tree.leaves(z))
+        return (math.sqrt(2) if entries > 1 else 0.0) * self.total
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        if _entries(z) == 0:
+            raise ProblemError(f"{name}: Simplex needs an entry but {point} has none.")
+
+
+@final
+class Halfspace(Set):
+    r"""The half-space $\{z : \langle a, z \rangle \le b\}$.
+
+    **Arguments:** `a` is one as the bounds of a `Box` are; `b` is a number.
+    """
+
+    a: PyTree[Array]
+    b: Array
+
+    def __init__(self, a: PyTree, b: Any):
+        self.a = _floats("Halfspace a", a, finite=True)
+        self.b = _scalar("Halfspace b", b)
+        zero = all(_concrete(leaf) and not np.any(leaf) for leaf in jax.tree.leaves(a))
+        if _concrete(b) and (np.asarray(b) == -np.inf or (zero and np.asarray(b) < 0)):
+            a_is = "zero" if zero else "finite"
+            raise ProblemError(f"Halfspace a is {a_is} and b is {b}: no point has <a, z> <= b.")
+
+    def _normal(self, z: PyTree) -> tuple[PyTree, Array]:
+        """The unit normal, zero where `a` is, and the offset that goes with it."""
+        a = _fit(self.a, z)
+        length = _norm(a)
+        length = jnp.where(length > 0, length, 1)
+        return _divide(a, length), jnp.asarray(self.b, length.dtype) / length
+
+    def _project(self, z: PyTree) -> PyTree:
+        normal, offset = self._normal(z)
+        outside = _trees.dot(normal, z) > offset
+        for _ in range(2):  # the second time removes the rounding error of the first
+            excess = jnp.where(outside, _trees.dot(normal, z) - offset, 0)
+            z = _trees.axpy(-excess, normal, z)
+        return z
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        normal, offset = self._normal(z)
+        active = offset - _trees.dot(normal, z) <= _few_ulps(z) * self._size(z)
+        outward = jnp.where(active, jnp.maximum(_trees.dot(normal, v), 0), 0)
+        return _trees.axpy(-outward, normal, v)
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        _check_fit("Halfspace a", self.a, z, name, point)
+
+
+@final
+class Affine(Set):
+    r"""The affine set $\{z : A z = b\}$, where $z$ stands for the leaves ravelled in order.
+
+    Kept as $\{z : rows \cdot z = offset\}$ with orthonormal rows, zero beyond the rank of $A$.
+
+    **Arguments:** `A` of shape `(m, n)`, of any rank; `b` of shape `(m,)`.
+    """
+
+    rows: Array
+    offset: Array
+
+    def __init__(self, A: Any, b: Any):
+        concrete = _concrete(A) and _concrete(b)
+        np_ = np if concrete else jnp
+        A, b = np_.asarray(A), np_.asarray(b)
+        _check_numbers("Affine A", A, finite=True)
+        _check_numbers("Affine b", b, finite=True)
+        if A.ndim != 2 or b.shape != A.shape[:1]:
+            raise ProblemError(
+                f"Affine A has shape {A.shape} and b has shape {b.shape}; expected (m, n) and (m,)."
+            )
+        eps = max(_eps(A.dtype), _eps(b.dtype))
+        A, b = np_.asarray(A, float), np_.asarray(b, float)
+        left, values, rows = np_.linalg.svd(A, full_matrices=False)
+        # Entries known to eps leave the singular values known to eps times the Frobenius norm.
+        unsure = 8 * eps * np_.linalg.norm(A)
+        kept = values > unsure
+        rows = np_.where(kept[:, None], rows, 0)
+        offset = np_.where(kept, (b @ left) / np_.where(kept, values, 1), 0)
+        if concrete:
+            gap = np.linalg.norm(A @ (offset @ rows) - b)
+            if gap > 8 * (unsure * np.linalg.norm(offset) + eps * np.linalg.norm(b)):
+                raise ProblemError(
+                    f"Affine A z = b has no solution: at best |A z - b| = {gap:.3g}."
+                )
+        self.rows, self.offset = jnp.asarray(rows, float), jnp.asarray(offset, float)
+
+    def _project(self, z: PyTree) -> PyTree:
+        flat, unravel = ravel_pytree(z)
+        return unravel(self._onto(flat, jnp.asarray(self.offset, flat.dtype)))
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        flat, unravel = ravel_pytree(v)
+        return unravel(self._onto(flat, jnp.zeros(self.offset.shape, flat.dtype)))
+
+    def _onto(self, flat: Array, offset: Array) -> Array:
+        rows = jnp.asarray(self.rows, flat.dtype)
+        for _ in range(2):  # the second time removes the rounding error of the first
+            gap = jnp.matmul(rows, flat, precision="highest") - offset
+            flat = flat - jnp.matmul(gap, rows, precision="highest")
+        return flat
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        if self.rows.shape[1] != _entries(z):
+            raise ProblemError(
+                f"{name}: Affine A has {self.rows.shape[1]} columns "
+                f"but {point} has {_entries(z)} entries."
+            )
+
+
+@final
+class Product(Set):
+    r"""The product $S_1 \times \dots \times S_k$ of sets, one for each part of the point.
+
+    **Arguments:** `tree` is a pytree of sets with the structure of the point or a prefix of it.
+    """
+
+    tree: PyTree[Set]
+
+    def __init__(self, tree: PyTree):
+        for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=_is_set):
+            if not _is_set(leaf):
+                where = jax.tree_util.keystr(path)
+                raise ProblemError(f"Product tree{where} is {leaf!r}; expected a set.")
+        self.tree = tree
+
+    def _map(self, function: Callable, *trees: PyTree) -> PyTree:
+        return jax.tree.map(function, self.tree, *trees, is_leaf=_is_set)
+
+    def _parts(self, function: Callable, z: PyTree) -> list:
+        """The value of `function(set, part)` for every set and its part of `z`."""
+        sets, structure = jax.tree.flatten(self.tree, is_leaf=_is_set)
+        return [function(*pair) for pair in zip(sets, structure.flatten_up_to(z), strict=True)]
+
+    def _project(self, z: PyTree) -> PyTree:
+        return self._map(lambda part, z: part.project(z), z)
+
+    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+        return self._map(lambda part, z, v: part.tangent(z, v), z, v)
+
+    def _size(self, z: PyTree) -> Array:
+        return _trees.norm(self._parts(lambda part, z: part._size(z), z))
+
+    def _diameter(self, z: PyTree) -> Array:
+        return _trees.norm(self._parts(lambda part, z: part.diameter(z), z))
+
+    def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
+        sets, structure = jax.tree.flatten(self.tree, is_leaf=_is_set)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(sets))))
+        return self._map(lambda part, key, z: part.sample(key, z, radius), keys, z)
+
+    def _check(self, z: PyTree, name: str, point: str) -> None:
+        sets, structure = jax.tree.flatten_with_path(self.tree, is_leaf=_is_set)
+        try:
+            parts = structure.flatten_up_to(z)
+        except ValueError:
+            raise _structure_error("Product tree", structure, z, name, point) from None
+        for (path, part), z_part in zip(sets, parts, strict=True):
+            where = jax.tree_util.keystr(path)
+            part._check(z_part, name + where, point + where)
+
+
+def _is_set(x: Any) -> bool:
+    return isinstance(x, Set)
+
+
+def _arrays(z: PyTree) -> PyTree:
+    return jax.tree.map(jnp.asarray, z)
+
+
+def _entries(z: PyTree) -> int:
+    return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(z))
+
+
+def _eps(dtype: Any) -> float:
+    return float(jnp.finfo(dtype if jnp.issubdtype(dtype, jnp.floating) else float).eps)
+
+
+def _few_ulps(z: PyTree) -> float:
+    """The relative tolerance within which a bound counts as met with equality."""
+    return 8 * _eps(_trees.dtype(z))
+
+
+def _divide(a: PyTree, s: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf / s, a)
+
+
+def _norm(a: PyTree) -> Array:
+    """The norm with gradient zero, not NaN, at zero."""
+    nonzero = _trees.max_abs(a) != 0
+    length = _trees.norm(jax.tree.map(lambda leaf: jnp.where(nonzero, leaf, 1), a))
+    return jnp.where(nonzero, length, 0)
+
+
+def _fit(prefix: PyTree, z: PyTree) -> PyTree:
+    """The numbers of a set, given as a prefix of `z`, in the structure, shapes and dtype of `z`."""
+
+    def fit(array, leaf):
+        return jnp.broadcast_to(jnp.asarray(array, leaf.dtype), leaf.shape)
+
+    return jax.tree.map(fit, jax.tree.broadcast(prefix, z), z)
+
+
+def _random(draw: Callable, key: Array, z: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(z)
+    keys = jax.random.split(key, len(leaves))
+    drawn = [draw(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
+
+
+def _fill(v: Array, free: Array, total: Array) -> Array:
+    r"""The $d$ nearest to $v$ with $\sum_i d_i = total$ and $d_i \ge 0$ where not free.
+
+    It is $v - \tau$, cut at zero where not free, and $\tau$ is the largest of
+    $(\sum_{i \in I} v_i - total) / |I|$ over the index sets $I$ that hold the free entries and the
+    $k$ largest others, $k = 0, 1, \dots$
+    """
+    # Sums are of differences to the largest entry: sums of entries lose 1 % in float32 at 1e6.
+    v = v - jax.lax.stop_gradient(jnp.max(v))
+    fixed = jax.lax.stop_gradient(v)
+    others = -jnp.sort(jnp.where(free, jnp.inf, -fixed))
+    others = jnp.concatenate([jnp.zeros(1, v.dtype), others])
+    sums = jnp.cumsum(others) + jnp.sum(jnp.where(free, fixed, 0))
+    counts = jnp.arange(others.size, dtype=v.dtype) + jnp.sum(free, dtype=v.dtype)
+    levels = jnp.where(counts > 0, (sums - total) / jnp.maximum(counts, 1), -jnp.inf)
+    d = v - jax.lax.stop_gradient(jnp.max(levels))
+    # Newton steps on the sum: they remove its rounding error and carry the derivative.
+    for _ in range(2):
+        support = free | (d > 0)
+        excess = jnp.sum(jnp.where(support, d, 0)) - total
+        d = d - excess / jnp.maximum(jnp.sum(support, dtype=v.dtype), 1)
+    return jnp.where(free | (d > 0), d, 0)
+
+
+def _concrete(x: Any) -> bool:
+    """Whether the values of `x` can be looked at: not traced, and all on this process."""
+    return all(
+        not isinstance(leaf, Tracer) and getattr(leaf, "is_fully_addressable", True)
+        for leaf in jax.tree.leaves(x)
+    )
+
+
+def _check_numbers(what: str, array: Any, finite: bool) -> None:
+    """Raise where an array is not of real numbers, or of finite ones."""
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.kind in "iub"):
+        raise ProblemError(f"{what} is of type {array.dtype}; expected real numbers.")
+    if _concrete(array):
+        values = np.asarray(array, float)
+        bad = ~np.isfinite(values) if finite else np.isnan(values)
+        if bad.any():
+            value, place = _first(bad, values)
+            wanted = "a finite number" if finite else "a number"
+            raise ProblemError(f"{what} is {value}{place}; expected {wanted}.")
+
+
+def _floats(what: str, tree: PyTree, finite: bool = False) -> PyTree:
+    """Every leaf as a floating array that is not weakly typed, or an error that names it."""
+
+    def convert(path, leaf):
+        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        _check_numbers(what + jax.tree_util.keystr(path), array, finite)
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return jnp.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype if floating else float))
+
+    return jax.tree.map_with_path(convert, tree)
+
+
+def _scalar(what: str, value: Any, finite: bool = False) -> Array:
+    array = _floats(what, value, finite)
+    if not jax.tree.structure(array) == jax.tree.structure(0) or array.shape != ():
+        raise ProblemError(f"{what} is {value!r}; expected one number.")
+    return array
+
+
+def _first(bad: np.ndarray, *arrays: np.ndarray) -> tuple:
+    """The entries of the arrays at the first bad index, and words for that index."""
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return *(array[index] for array in arrays), f" at index {index}" if index else ""
+
+
+def _check_bounds(lo: PyTree, hi: PyTree) -> None:
+    """Raise where no number lies between the two bounds of a box."""
+    finer = max(lo, hi, key=lambda tree: len(jax.tree.leaves(tree)))
+    try:
+        lows, highs = (jax.tree.leaves(jax.tree.broadcast(bound, finer)) for bound in (lo, hi))
+    except ValueError:
+        raise ProblemError(
+            f"Box lo has structure {jax.tree.structure(lo)} and hi has structure "
+            f"{jax.tree.structure(hi)}; expected one to be a prefix of the other."
+        ) from None
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(finer)]
+    for path, low, high in zip(paths, lows, highs, strict=True):
+        try:
+            np.broadcast_shapes(np.shape(low), np.shape(high))
+        except ValueError:
+            raise ProblemError(
+                f"Box lo{path} has shape {np.shape(low)} and hi{path} has shape {np.shape(high)}; "
+                "expected shapes that broadcast."
+            ) from None
+        if _concrete((low, high)):
+            low, high = np.broadcast_arrays(np.asarray(low, float), np.asarray(high, float))
+            empty = (low > high) | (low == np.inf) | (high == -np.inf)
+            if empty.any():
+                low, high, place = _first(empty, low, high)
+                raise ProblemError(
+                    f"Box lo{path} is {low} and hi{path} is {high}{place}; "
+                    "expected a number between them."
+                )
+
+
+def _check_fit(what: str, prefix: PyTree, z: PyTree, name: str, point: str) -> None:
+    """Raise where the numbers of a set do not broadcast to the leaves of the point."""
+    try:
+        arrays = jax.tree.leaves(jax.tree.broadcast(prefix, z))
+    except ValueError:
+        raise _structure_error(what, jax.tree.structure(prefix), z, name, point) from None
+    for array, (path, leaf) in zip(arrays, jax.tree.leaves_with_path(z), strict=True):
+        have, wanted = array.shape, np.shape(leaf)
+        if len(have) > len(wanted) or any(
+            h not in (1, w) for h, w in zip(have[::-1], wanted[::-1], strict=False)
+        ):
+            where = " " + jax.tree_util.keystr(path) if path else ""
+            raise ProblemError(
+                f"{name}: {what} has shape {have} but {point} has a leaf{where} of shape {wanted}."
+            )
+
+
+def _structure_error(what: str, structure: Any, z: PyTree, name: str, point: str) -> ProblemError:
+    return ProblemError(
+        f"{name}: {what} has structure {structure} but {point} has structure "
+        f"{jax.tree.structure(z)}."
+    )

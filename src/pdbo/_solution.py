@@ -1,0 +1,93 @@
+"""What a run returns, and what it takes to carry on."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ._certificate import Certificate
+from ._errors import RESULTS
+from .solvers._base import Solver
+
+
+class State(eqx.Module):
+    """Where a run stands: hand it to `solve(problem, state=...)` to carry on, bit for bit.
+
+    Attributes:
+        solver: the solver, so that it need not be named again.
+        inner: the solver's own state.
+        step: how many steps it has taken since its start.
+        scale: the size of its start, against which running away is judged.
+    """
+
+    solver: Solver
+    inner: Any
+    step: Array
+    scale: Array
+
+
+class Solution(eqx.Module):
+    """The outcome of `solve`.
+
+    Attributes:
+        x, y: the point returned.
+        multiplier: the solver's multiplier of the value-function constraint; where the method
+            has none, the certificate's.
+        f, g: the outer and inner values there.
+        certificate: recomputed at (x, y), in double precision outside of jit and vmap.
+        code: the result code as an integer array.
+        history: a dict of arrays with one row per recorded step: step, f, g, h, multiplier,
+            stationarity, feasibility, complementarity, inner_gap, eps, the oracle calls so far
+            (f_calls, g_calls, products) and whatever `observe` returned. Under jit and vmap the
+            arrays have room for every row; unused ones hold step -1.
+        state: where the run stands.
+        steps: the steps taken since the start of the run, restarts included.
+        note: the sentence that says what was wrong with a bad problem.
+    """
+
+    x: PyTree
+    y: PyTree
+    multiplier: Any
+    f: Any
+    g: Any
+    certificate: Certificate | None
+    code: Any
+    history: dict[str, Any]
+    state: State | None
+    steps: Any
+    note: str = eqx.field(static=True, default="")
+
+    @property
+    def result(self) -> Any:
+        """The code as a member of `pdbo.RESULTS`; an integer array under jit and vmap."""
+        if isinstance(self.code, jax.core.Tracer) or np.ndim(self.code) > 0:
+            return self.code
+        return RESULTS(int(self.code))
+
+    @property
+    def ok(self) -> Any:
+        """True only where the certificate at the returned point is within the tolerance."""
+        held = self.code == RESULTS.success
+        return held if isinstance(held, jax.core.Tracer) or np.ndim(held) > 0 else bool(held)
+
+    @property
+    def message(self) -> str:
+        """What happened, in one or two sentences."""
+        result = self.result
+        if not isinstance(result, RESULTS):
+            return "a batch of runs: see code"
+        if self.note:
+            return self.note
+        failed = result in (RESULTS.nonfinite, RESULTS.diverged, RESULTS.multiplier_diverged)
+        at = int(self.steps) + (result is RESULTS.nonfinite)
+        where = f"Failed at iteration {at}. " if failed else f"After {at} iterations: "
+        return where + result.text
+
+    def __str__(self) -> str:
+        if not isinstance(self.result, RESULTS):
+            return f"Solution(batch of {np.shape(self.code)})"
+        return (
+            f"{self.message}\nf = {float(self.f):.6g}, g = {float(self.g):.6g}\n{self.certificate}"
+        )

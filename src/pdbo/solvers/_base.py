@@ -1,0 +1,55 @@
+"""What every solver offers to the driver."""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+from jaxtyping import Array, PyTree
+
+from .._problem import Problem
+
+
+class Point(NamedTuple):
+    """What a solver puts forward: a point and, where the method has them, multiplier and slack."""
+
+    x: PyTree
+    y: PyTree
+    multiplier: Array | None = None
+    slack: Array | None = None
+
+
+class Calls(NamedTuple):
+    """Oracle calls: gradients of f, gradients of g, Hessian- or Jacobian-vector products."""
+
+    f: Any
+    g: Any
+    products: Any
+
+
+class Solver(eqx.Module):
+    """A method: `init`, then `step` over and over, and `output` whenever somebody asks.
+
+    A solver holds its parameters only; everything that changes is in the state, a pytree of
+    arrays whose structure, shapes and dtypes stay the same from `init` on.
+    """
+
+    @property
+    def budget(self) -> int | None:
+        """The most steps a run of this solver takes; None where it sets no limit itself."""
+        return None
+
+    @abc.abstractmethod
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> Any:
+        """The state before the first step, from a start inside its sets."""
+
+    @abc.abstractmethod
+    def step(self, problem: Problem, state: Any) -> Any:
+        """The state one iteration later."""
+
+    @abc.abstractmethod
+    def output(self, state: Any) -> Point:
+        """The point this state stands for."""
+
+    @abc.abstractmethod
+    def calls(self, state: Any) -> Calls:
+        """The oracle calls made since `init`, those of `init` included."""

@@ -1,0 +1,230 @@
+"""PDBO, Algorithm 1 of the paper."""
+
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from .. import _trees as trees
+from .._errors import ProblemError
+from .._problem import Problem
+from .._schedules import Schedule, constant, number
+from .._theory import Theory
+from ._base import Calls, Point, Solver
+
+
+class Average(NamedTuple):
+    r"""$\bar z = \Gamma^{-1} \sum_t \gamma_t z_{t+1}$ and $\Gamma$, updated as it goes."""
+
+    z: PyTree
+    total: Array
+
+
+class PDBOState(eqx.Module):
+    """Iterate, inner estimate, multiplier, last constraint value and, if kept, the average."""
+
+    t: Array
+    x: PyTree
+    y: PyTree
+    y_hat: PyTree
+    multiplier: Array
+    h: Array
+    average: Average | None
+
+
+class PDBO(Solver):
+    r"""Primal-Dual Bilevel Optimiser: first-order, x and y moved together as $z = (x, y)$.
+
+    On $\min f(z)$ s.t. $\tilde h(z) = g(z) - \tilde g^*(x) - \delta \le 0$, where
+    $\tilde g^*(x) = \min_y g(x, y) + \tfrac{\alpha}{2}\|y\|^2$, iteration t takes N projected
+    gradient steps on $\tilde g(x_t, \cdot)$ to $\hat y$, then with
+    $\hat h_t = g(z_t) - \tilde g(x_t, \hat y) - \delta$
+
+    $$\lambda_{t+1} = \Pi_{[0, B]}\bigl(\lambda_t + \tfrac{1}{\tau_t}
+        ((1 + \theta_t)\hat h_t - \theta_t \hat h_{t-1})\bigr)$$
+    $$z_{t+1} = \Pi_Z\bigl(z_t - \tfrac{1}{\eta_t}(\nabla f(z_t) + \lambda_{t+1}
+        (\nabla g(z_t) - (\nabla_x g(x_t, \hat y), 0)))\bigr)$$
+
+    Arguments:
+        primal_step: $1/\eta$ (0.2 unless a schedule is given).
+        dual_step: $1/\tau$ (0.1 unless a schedule is given).
+        inner_step: the step of the inner projected gradient (0.5, or the theory's).
+        inner_steps: N.
+        extrapolation: $\theta$ (0 unless a schedule is given).
+        smoothing: $\alpha$ (1e-4, or the theory's).
+        slack: $\delta$ (0, or the theory's).
+        dual_bound: B (infinite, or the theory's).
+        multiplier0: $\lambda_0$.
+        schedule: a `Schedule` in place of the three constant numbers.
+        inner_start: where the inner steps start: "warm" (the last estimate), "y" (the current
+            y) or a pytree shaped like y (that point, at every iteration).
+        average: whether the output is the weighted average; None leaves it to the schedule (the
+            theory's output is the average, that of constant steps the last iterate).
+
+    Reference: Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with
+    Multiple Inner Minima (2022), Algorithm 1.
+
+    Differs from the paper in: $\hat h$ carries the $-\delta$ that $\tilde h$ is defined with;
+    with constant steps the last iterate is the output unless the average is asked for.
+    """
+
+    schedule: Schedule
+    inner_step: Array
+    inner_steps: int = eqx.field(static=True)
+    smoothing: Array
+    slack: Array
+    dual_bound: Array
+    multiplier0: Array
+    inner_start: PyTree
+    average: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        primal_step: Any = None,
+        dual_step: Any = None,
+        inner_step: Any = None,
+        inner_steps: int = 5,
+        extrapolation: Any = None,
+        smoothing: Any = None,
+        slack: Any = None,
+        dual_bound: Any = None,
+        multiplier0: Any = 2.0,
+        schedule: Schedule | None = None,
+        *,
+        inner_start: Literal["warm", "y"] | PyTree = "warm",
+        average: bool | None = None,
+    ):
+        def pick(value: Any, default: float) -> Any:
+            return default if value is None else value
+
+        if schedule is None:
+            schedule = constant(
+                pick(primal_step, 0.2), pick(dual_step, 0.1), pick(extrapolation, 0.0)
+            )
+        elif not (primal_step is dual_step is extrapolation is None):
+            raise ProblemError(
+                "primal_step, dual_step and extrapolation are the schedule's: give either them or "
+                "schedule."
+            )
+        if isinstance(schedule, Theory):
+            if not (inner_step is smoothing is slack is dual_bound is None):
+                raise ProblemError(
+                    "inner_step, smoothing, slack and dual_bound come from the theory schedule: "
+                    "set smoothing and slack in theory(...)."
+                )
+            inner_step, dual_bound = schedule.inner_step, schedule.dual_bound
+            smoothing, slack = schedule.smoothing, schedule.slack
+        if not isinstance(inner_steps, int) or inner_steps < 1:
+            raise ProblemError(f"inner_steps must be a whole number >= 1, got {inner_steps!r}.")
+        if isinstance(inner_start, str) and inner_start not in ("warm", "y"):
+            raise ProblemError(f'inner_start must be "warm", "y" or a point, got {inner_start!r}.')
+        self.schedule = schedule
+        self.inner_step = number(pick(inner_step, 0.5))
+        self.inner_steps = inner_steps
+        self.smoothing = number(pick(smoothing, 1e-4))
+        self.slack = number(pick(slack, 0.0))
+        self.dual_bound = number(pick(dual_bound, jnp.inf))
+        self.multiplier0 = number(multiplier0)
+        self.inner_start = inner_start
+        self.average = isinstance(schedule, Theory) if average is None else average
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> PDBOState:
+        """The state before the first step."""
+        return self.start(x, y, self.average)
+
+    def start(self, x: PyTree, y: PyTree, average: bool) -> PDBOState:
+        """The state at iteration 0 from (x, y), with or without a running average."""
+        dtype = trees.dtype(x)
+        return PDBOState(
+            t=jnp.zeros((), jnp.int32),
+            x=x,
+            y=y,
+            y_hat=y,
+            multiplier=jnp.asarray(self.multiplier0, dtype),
+            h=jnp.zeros((), dtype),
+            average=Average((x, y), jnp.zeros((), dtype)) if average else None,
+        )
+
+    def step(self, problem: Problem, state: PDBOState) -> PDBOState:
+        """One iteration of Algorithm 1."""
+        return self.regularised_step(problem, state, None)
+
+    def regularised_step(
+        self, problem: Problem, state: PDBOState, proximal: "Proximal | None"
+    ) -> PDBOState:
+        """One iteration on f and h, or on the $f_k$ and $h_k$ of a proximal subproblem."""
+        x, y = state.x, state.y
+        dtype = trees.dtype(x)
+        steps = trees.astype(self.schedule(state.t), dtype)
+        alpha, delta, bound = trees.astype((self.smoothing, self.slack, self.dual_bound), dtype)
+
+        y_hat = self._inner(problem, state)
+        g, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y)
+        g_hat, g_xhat = jax.value_and_grad(problem.inner, 0)(x, y_hat)
+        h = g - g_hat - 0.5 * alpha * trees.dot(y_hat, y_hat) - delta
+        grad_h = (trees.sub(g_x, g_xhat), g_y)
+        grad_f = jax.grad(problem.outer, (0, 1))(x, y)
+        if proximal is not None:
+            h, grad_h, grad_f = proximal.add(x, y, h, grad_h, grad_f)
+
+        h_before = jnp.where(state.t == 0, h, state.h)  # z_{-1} = z_0
+        ascent = h + steps.extrapolation * (h - h_before)
+        multiplier = jnp.clip(state.multiplier + steps.dual * ascent, 0, bound)
+        gradient = trees.axpy(multiplier, grad_h, grad_f)
+        x_new, y_new = trees.axpy(-steps.primal, gradient, (x, y))
+        x_new, y_new = problem.x_set.project(x_new), problem.y_set.project(y_new)
+
+        average = state.average
+        if average is not None:
+            total = average.total + steps.weight
+            toward = trees.sub((x_new, y_new), average.z)
+            average = Average(trees.axpy(steps.weight / total, toward, average.z), total)
+        return PDBOState(state.t + 1, x_new, y_new, y_hat, multiplier, h, average)
+
+    def _inner(self, problem: Problem, state: PDBOState) -> PyTree:
+        """N projected gradient steps on g(x, .) + smoothing/2 |.|^2."""
+        dtype = trees.dtype(state.y)
+        step, alpha = trees.astype((self.inner_step, self.smoothing), dtype)
+        match self.inner_start:
+            case "warm":
+                start = state.y_hat
+            case "y":
+                start = state.y
+            case point:
+                start = trees.astype(point, dtype)
+
+        def descend(_: Any, y: PyTree) -> PyTree:
+            slope = trees.axpy(alpha, y, jax.grad(problem.inner, 1)(state.x, y))
+            return problem.y_set.project(trees.axpy(-step, slope, y))
+
+        return lax.fori_loop(0, self.inner_steps, descend, start)
+
+    def output(self, state: PDBOState) -> Point:
+        """The weighted average where it is kept, else the last iterate."""
+        x, y = (state.x, state.y) if state.average is None else state.average.z
+        return Point(x, y, state.multiplier, self.slack)
+
+    def calls(self, state: PDBOState) -> Calls:
+        """One gradient of f and N + 2 of g an iteration."""
+        return Calls(state.t, (self.inner_steps + 2) * state.t, 0 * state.t)
+
+
+class Proximal(NamedTuple):
+    r"""The terms $\rho_f\|z - \tilde z\|^2$ of $f_k$ and $\rho\|x - \tilde x\|^2$ of $h_k$."""
+
+    x: PyTree
+    y: PyTree
+    f: Array
+    h: Array
+
+    def add(
+        self, x: PyTree, y: PyTree, h: Array, grad_h: PyTree, grad_f: PyTree
+    ) -> tuple[Array, PyTree, PyTree]:
+        """h, its gradient and the gradient of f with the proximal terms added."""
+        dx, dy = trees.sub(x, self.x), trees.sub(y, self.y)
+        h = h + self.h * trees.dot(dx, dx)
+        grad_h = (trees.axpy(2 * self.h, dx, grad_h[0]), grad_h[1])
+        return h, grad_h, trees.axpy(2 * self.f, (dx, dy), grad_f)

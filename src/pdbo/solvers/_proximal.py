@@ -1,0 +1,156 @@
+"""Proximal-PDBO, Algorithm 2 of the paper."""
+
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from .. import _trees as trees
+from .._certificate import measure
+from .._errors import ProblemError
+from .._problem import Problem
+from .._schedules import number
+from .._theory import Theory
+from ._base import Calls, Point, Solver
+from ._pdbo import PDBO, PDBOState, Proximal
+
+
+class ProximalPDBOState(eqx.Module):
+    """The running subproblem, the centre it is tied to, and the round put forward so far."""
+
+    inner: PDBOState
+    center: Point
+    chosen: Point
+    score: Array
+    round: Array
+    total: Array
+    key: Array
+
+
+class ProximalPDBO(Solver):
+    r"""Proximal-PDBO: rounds of PDBO on regularised subproblems, for nonconvex f and $\tilde h$.
+
+    Round k runs T iterations of PDBO from $z_0 = \tilde z_{k-1}$, with the multiplier started
+    anew, on
+
+    $$\min_z\ f(z) + \rho_f \|z - \tilde z_{k-1}\|^2 \quad\text{s.t.}\quad
+      \tilde h(z) + \rho \|x - \tilde x_{k-1}\|^2 \le 0,$$
+
+    and its weighted average is $\tilde z_k$. Both loops are one: a state knows its round.
+
+    Arguments:
+        inner: the PDBO run inside each round.
+        proximal_f: $\rho_f$ (1, or the theory's).
+        proximal_h: $\rho$ (1, or the theory's).
+        rounds: K, the most rounds a run takes; None leaves it to the step budget.
+        round_steps: T.
+        choose: what is put forward: the "last" round (inside a round its running average), the
+            "best" by its certificate, or a uniformly "random" one drawn with the key. The
+            certificates of "best" are not counted as oracle calls.
+
+    Reference: Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with
+    Multiple Inner Minima (2022), Algorithm 2.
+
+    Differs from the paper in: the estimate of $\tilde h_k$ uses $\rho$ and the centre
+    $\tilde x_{k-1}$ of the subproblem, where the text prints $\rho_h$ and $\tilde x_k$; rounds
+    start with the inner solver's multiplier0 (the paper's is 0); the last round is put forward
+    unless another choice is made.
+    """
+
+    inner: PDBO
+    proximal_f: Array
+    proximal_h: Array
+    rounds: int | None = eqx.field(static=True)
+    round_steps: int = eqx.field(static=True)
+    choose: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        inner: PDBO | None = None,
+        proximal_f: Any = None,
+        proximal_h: Any = None,
+        rounds: int | None = None,
+        round_steps: int = 50,
+        *,
+        choose: Literal["last", "best", "random"] = "last",
+    ):
+        inner = PDBO() if inner is None else inner
+        if not isinstance(inner, PDBO):
+            raise ProblemError(f"inner must be a PDBO, got {type(inner).__name__}.")
+        for name, value in (("rounds", rounds), ("round_steps", round_steps)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
+        if choose not in ("last", "best", "random"):
+            raise ProblemError(f'choose must be "last", "best" or "random", got {choose!r}.')
+        known = inner.schedule if isinstance(inner.schedule, Theory) else None
+        self.inner = inner
+        self.proximal_f = _strength(proximal_f, known and known.proximal_f)
+        self.proximal_h = _strength(proximal_h, known and known.proximal_h)
+        self.rounds = rounds
+        self.round_steps = round_steps
+        self.choose = choose
+
+    @property
+    def budget(self) -> int | None:
+        """K T iterations, where K is given."""
+        return None if self.rounds is None else self.rounds * self.round_steps
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> ProximalPDBOState:
+        """The state at the start of the first round."""
+        inner = self.inner.start(x, y, average=True)
+        center = Point(x, y, inner.multiplier, self.inner.slack)
+        worst = jnp.full_like(inner.multiplier, jnp.finfo(inner.multiplier.dtype).max)
+        zero = jnp.zeros((), jnp.int32)
+        return ProximalPDBOState(inner, center, center, worst, zero, zero, key)
+
+    def step(self, problem: Problem, state: ProximalPDBOState) -> ProximalPDBOState:
+        """One iteration of PDBO on the subproblem; the round is closed after T of them."""
+        strengths = trees.astype((self.proximal_f, self.proximal_h), trees.dtype(state.center.x))
+        proximal = Proximal(state.center.x, state.center.y, *strengths)
+        inner = self.inner.regularised_step(problem, state.inner, proximal)
+        state = eqx.tree_at(lambda s: (s.inner, s.total), state, (inner, state.total + 1))
+        done = inner.t == self.round_steps
+        if self.choose == "last":
+            return trees.where(done, self._close(problem, state), state)
+        # a certificate a round, not one an iteration
+        return lax.cond(done, lambda s: self._close(problem, s), lambda s: s, state)
+
+    def _close(self, problem: Problem, state: ProximalPDBOState) -> ProximalPDBOState:
+        """The state at the start of the next round."""
+        inner = state.inner
+        x, y = inner.average.z
+        center = Point(x, y, inner.multiplier, self.inner.slack)
+        start = self.inner.start(x, y, average=True)
+        start = eqx.tree_at(lambda s: s.y_hat, start, inner.y_hat)
+        round_ = state.round + 1
+        take, score = jnp.array(True), state.score
+        if self.choose == "best":
+            slack = jnp.asarray(self.inner.slack, score.dtype)
+            found = measure(problem, x, y, inner.multiplier, None, slack, 200, neighbour=False).eps
+            take, score = found < score, jnp.minimum(found, score)
+        elif self.choose == "random":  # each of k rounds with probability 1/k
+            draw = jax.random.uniform(jax.random.fold_in(state.key, round_))
+            take = draw * round_ < 1
+        chosen = trees.where(take, center, state.chosen)
+        return ProximalPDBOState(start, center, chosen, score, round_, state.total, state.key)
+
+    def output(self, state: ProximalPDBOState) -> Point:
+        """The round put forward."""
+        if self.choose != "last":
+            return state.chosen
+        x, y = state.inner.average.z
+        running = Point(x, y, state.inner.multiplier, self.inner.slack)
+        return trees.where(state.inner.t == 0, state.center, running)
+
+    def calls(self, state: ProximalPDBOState) -> Calls:
+        """One gradient of f and N + 2 of g an iteration."""
+        return Calls(state.total, (self.inner.inner_steps + 2) * state.total, 0 * state.total)
+
+
+def _strength(value: Any, known: Any) -> Array:
+    if value is None:
+        return number(1.0 if known is None else known)
+    return number(value)
