@@ -1,9 +1,10 @@
-"""Double precision throughout, except where a test asks for float32 by dtype."""
+"""Double precision unless a test asks for float32 by dtype, and no implicit promotion."""
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture

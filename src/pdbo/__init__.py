@@ -2,6 +2,8 @@
 
 from ._certificate import Certificate as Certificate
 from ._certificate import certify as certify
+from ._compare import Comparison as Comparison
+from ._compare import compare as compare
 from ._errors import RESULTS as RESULTS
 from ._errors import ProblemError as ProblemError
 from ._errors import SolveError as SolveError
@@ -26,7 +28,16 @@ from ._theory import Bound as Bound
 from ._theory import Constants as Constants
 from ._theory import estimate_constants as estimate_constants
 from ._theory import theory as theory
+from .solvers import BOME as BOME
+from .solvers import BVFIM as BVFIM
+from .solvers import F2SA as F2SA
+from .solvers import ITD as ITD
+from .solvers import MEHA as MEHA
 from .solvers import PDBO as PDBO
+from .solvers import VPBGD as VPBGD
+from .solvers import AIDConjugateGradient as AIDConjugateGradient
+from .solvers import AIDFixedPoint as AIDFixedPoint
+from .solvers import BigSAM as BigSAM
 from .solvers import Calls as Calls
 from .solvers import Point as Point
 from .solvers import ProximalPDBO as ProximalPDBO

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._errors import ProblemError
 from ._minimize import minimize
-from ._problem import Problem, check_start, traced
+from ._problem import Problem, check_point, traced
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
@@ -64,7 +64,7 @@ class Certificate(eqx.Module):
 
 
 def _number(value: Any) -> str:
-    if isinstance(value, jax.core.Tracer) or np.ndim(value) > 0:
+    if traced(value) or np.ndim(value) > 0:
         return str(value)
     return f"{float(value):10.3e}"
 
@@ -98,7 +98,7 @@ def certify(
         iterations: the most gradients of g spent on the inner value, and again on the neighbour.
     """
     if not traced(problem, x, y):
-        x, y = check_start(problem, x, y)
+        x, y = check_point(problem, x, y, project=False)
     if multiplier is not None and not traced(multiplier):
         if np.ndim(multiplier) != 0 or not np.isfinite(multiplier) or multiplier < 0:
             raise ProblemError(f"multiplier must be one finite number >= 0, got {multiplier}.")
@@ -111,10 +111,17 @@ def certify(
 def certify_float64(
     problem: Problem, x: PyTree, y: PyTree, multiplier: Any, **options: Any
 ) -> Certificate:
-    """`certify` in double precision, whatever the precision of the problem."""
+    """`certify` in double precision, whatever the precision of the problem.
+
+    Where f or g insist on another precision, the certificate is in theirs, as its dtype shows.
+    """
     with jax.enable_x64(True):
-        x, y, multiplier = trees.astype((x, y, multiplier), jnp.float64)
-        return certify(problem.astype(jnp.float64), x, y, multiplier, **options)
+        try:
+            doubled = trees.astype((problem, x, y, multiplier), jnp.float64)
+            return certify(*doubled, **options)
+        except ProblemError:
+            pass
+    return certify(problem, x, y, multiplier, **options)
 
 
 def _to_numpy(certificate: Certificate) -> Certificate:
@@ -133,20 +140,25 @@ def measure(
 ) -> Certificate:
     """The traceable heart of `certify`; without `neighbour` only the point itself is measured."""
     z_set = _Pair(problem)
+    max_slack = jnp.asarray(max_slack, trees.dtype(x))
     inner = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
     g_xhat = jax.grad(problem.inner, 0)(x, inner.point)
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
 
-    def at(y_: PyTree, trials: list[Array], distance: Array) -> list[Certificate]:
+    gap_here = jnp.maximum(problem.inner(x, y) - inner.value, 0)
+
+    def at(y_: PyTree, given: Array | None, distance: Array, fit: bool) -> list[Certificate]:
+        """Certificates at (x, y_): with the multiplier given, and with the fitted one."""
         grad_f = jax.grad(problem.outer, (0, 1))(x, y_)
         value, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y_)
         grad_h = (trees.sub(g_x, g_xhat), g_y)
         gap = jnp.maximum(value - inner.value, 0)
-        granted = jnp.minimum(gap, jnp.asarray(max_slack, gap.dtype)) if slack is None else slack
+        granted = jnp.minimum(gap, max_slack) if slack is None else slack
         granted = jnp.asarray(granted, gap.dtype)
         h = gap - granted
-        gap_here = jnp.maximum(problem.inner(x, y) - inner.value, 0)
-        multipliers = trials or [_least_squares(z_set, (x, y_), grad_f, grad_h)]
+        multipliers = [] if given is None else [jnp.asarray(given, h.dtype)]
+        if fit:
+            multipliers.append(_least_squares(z_set, (x, y_), grad_f, grad_h))
         return [
             Certificate(
                 stationarity=z_set.residual((x, y_), trees.axpy(m, grad_h, grad_f)),
@@ -161,14 +173,10 @@ def measure(
             for m in multipliers
         ]
 
-    here = jnp.zeros_like(inner.value)
-    candidates = at(y, [], here)
-    if multiplier is not None:
-        candidates += at(y, [jnp.asarray(multiplier, here.dtype)], here)
+    candidates = at(y, multiplier, jnp.zeros_like(inner.value), fit=True)
     if neighbour:
-        point, large = _neighbour(problem, x, y, inner.curvature, iterations)
-        apart = trees.norm(trees.sub(point, y))
-        candidates += at(point, [large], apart)
+        point, large = _neighbour(problem, x, y, iterations)
+        candidates += at(point, large, trees.norm(trees.sub(point, y)), fit=False)
     best = candidates[0]
     for other in candidates[1:]:
         best = trees.where(other.eps < best.eps, other, best)
@@ -190,23 +198,36 @@ class _Pair(eqx.Module):
         return trees.norm(self.tangent(z, trees.scale(-1, gradient)))
 
 
-def _neighbour(
-    problem: Problem, x: PyTree, y: PyTree, curvature: Array, iterations: Any
-) -> tuple[PyTree, Array]:
-    r"""$y_w \approx \arg\min_y f(x, y)/\lambda + g(x, y)$ and its $\lambda$.
+def _neighbour(problem: Problem, x: PyTree, y: PyTree, iterations: Any) -> tuple[PyTree, Array]:
+    r"""$y_w \approx \arg\min_v f(x, v)/\lambda + g(x, v)$ near y, and its $\lambda$.
 
     $\lambda$ is set so that $y_w$ lies about $\epsilon^{1/3}$ (relative) from an exact inner
-    solution, which balances the bias of a finite multiplier against rounding times $\lambda$.
+    solution, which balances the bias of a finite multiplier against rounding times $\lambda$. A
+    first guess from the curvature of g along $\nabla_y f$ is corrected by where it led.
     """
-    slope = trees.norm(jax.grad(problem.outer, 1)(x, y))
-    dtype = slope.dtype
-    move = jnp.finfo(dtype).eps ** (1 / 3) * (1 + trees.norm(y))
-    multiplier = slope / (jnp.where(curvature > 0, curvature, 1) * move)
-    weight = jnp.where(multiplier > 0, 1 / jnp.where(multiplier > 0, multiplier, 1), 0)
-    found = minimize(
-        lambda v: weight * problem.outer(x, v) + problem.inner(x, v), problem.y_set, y, iterations
-    )
-    return found.point, multiplier
+    slope = jax.grad(problem.outer, 1)(x, y)
+    size = trees.norm(slope)
+    move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.norm(y))
+    inner_slope = jax.grad(problem.inner, 1)
+    probe = problem.y_set.project(trees.axpy(-move / jnp.where(size > 0, size, 1), slope, y))
+    change = trees.norm(trees.sub(inner_slope(x, probe), inner_slope(x, y)))
+    curvature = jnp.where(change > 0, change / move, 1)
+
+    def solve(_: Any, s: tuple[PyTree, Array, Array]) -> tuple[PyTree, Array, Array]:
+        _, _, multiplier = s
+        weight = 1 / multiplier
+        found = minimize(
+            lambda v: weight * problem.outer(x, v) + problem.inner(x, v),
+            problem.y_set,
+            y,
+            iterations,
+        )
+        ratio = trees.norm(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
+        return found.point, multiplier, multiplier * jnp.clip(ratio, 0.1, 1e3)
+
+    guess = jnp.where(size > 0, size / (curvature * move), 1)
+    point, multiplier, _ = lax.fori_loop(0, 2, solve, (y, guess, guess))
+    return point, multiplier
 
 
 def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:

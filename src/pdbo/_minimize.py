@@ -13,12 +13,11 @@ from ._sets import Set
 
 
 class Minimum(NamedTuple):
-    """The best point found, its value, its residual and the curvature met on the way."""
+    """The best point found, its value and its projected-gradient residual."""
 
     point: PyTree
     value: Array
     residual: Array
-    curvature: Array
 
 
 class _Search(NamedTuple):
@@ -29,7 +28,7 @@ class _Search(NamedTuple):
     reference: Array  # the value a trial has to stay below: a decaying average of past ones
     best: Minimum
     stalled: Array  # iterations since the best residual last fell by a tenth
-    count: Array
+    taken: Array
 
 
 def minimize(
@@ -51,12 +50,12 @@ def minimize(
     residual = constraint.residual(start, gradient)
     # the first step moves by a hundredth of the size of the point; the secant takes over from there
     first = 0.01 * (1 + trees.norm(start)) / jnp.maximum(trees.norm(gradient), eps)
-    best = Minimum(start, value, residual, jnp.zeros_like(value))
+    best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
     search = _Search(start, value, gradient, first, value, best, zero, zero)
 
     def going(s: _Search) -> Array:
-        return (s.count < iterations) & (s.best.residual > 0) & (s.stalled < 60)
+        return (s.taken < iterations) & (s.best.residual > 0) & (s.stalled < 60)
 
     def trial(s: _Search) -> _Search:
         z = constraint.project(trees.axpy(-s.step, s.gradient, s.z))
@@ -67,18 +66,16 @@ def minimize(
         keep = value <= s.reference + 1e-4 * slope + rounding  # false for NaN
         residual = constraint.residual(z, gradient)
         ss, sy, yy = trees.dot(move, move), trees.dot(move, change), trees.dot(change, change)
-        curvature = jnp.where(keep & (ss > 0), jnp.sqrt(yy / jnp.where(ss > 0, ss, 1)), 0)
         # alternate the long and the short secant step; with no curvature lengthen the last one
         long, short = ss / jnp.where(sy > 0, sy, 1), sy / jnp.where(yy > 0, yy, 1)
-        secant = jnp.where(s.count % 2 == 0, long, short)
+        secant = jnp.where(s.taken % 2 == 0, long, short)
         longer = jnp.where((sy > 0) & (yy > 0), secant, 4 * s.step)
         step = jnp.where(keep, longer, s.step / 4)
         better = keep & (
             (value < s.best.value - rounding)
             | ((value <= s.best.value + rounding) & (residual < s.best.residual))
         )
-        top = jnp.maximum(s.best.curvature, curvature)
-        found = trees.where(better, Minimum(z, value, residual, top), s.best)
+        best = trees.where(better, Minimum(z, value, residual), s.best)
         progress = better & (
             (residual < 0.9 * s.best.residual) | (value < s.best.value - 10 * rounding)
         )
@@ -90,9 +87,9 @@ def minimize(
             gradient,
             step,
             jnp.maximum(reference, value),
-            found._replace(curvature=top),
+            best,
             jnp.where(progress, 0, s.stalled + 1),
-            s.count + 1,
+            s.taken + 1,
         )
 
     return lax.while_loop(going, trial, search).best

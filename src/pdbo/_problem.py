@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
@@ -91,29 +92,56 @@ def _set(name: str, value: Any) -> Set:
     return value
 
 
+_LEAVES = (int, float, np.ndarray, np.generic, jax.Array)
+
+
 def traced(*trees_: PyTree) -> bool:
     """Whether any leaf is being traced, so that no value can be looked at."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees_))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees_))
 
 
-def check_start(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
-    """The start as arrays inside its sets; raises ProblemError with one sentence otherwise."""
+def check_point(
+    problem: Problem, x0: PyTree, y0: PyTree, project: bool = True
+) -> tuple[PyTree, PyTree]:
+    """A point as arrays, inside its sets if `project`; a ProblemError with one sentence if not fit.
+
+    Where nothing can be looked at, under jit and vmap, values are not checked.
+    """
     x, y = _arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
     for name, call in (("f", problem.outer), ("g", problem.inner)):
         _check_function(name, call, x, y)
-    x = _inside("x", problem.x_set, x)
-    y = _inside("y", problem.y_set, y)
-    if not traced(problem, x, y):
-        for name, call in (("f", problem.outer), ("g", problem.inner)):
-            value = eqx.filter_jit(call)(x, y)
-            if not np.isfinite(value):
-                raise ProblemError(
-                    f"{name} is {float(value)} at the start (x0, y0); choose a start where both "
-                    "functions are finite."
-                )
+    if traced(problem, x, y):
+        return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
+    x, y, apart, values = _enter(problem, x, y, project)
+    for name, distance in zip("xy", apart, strict=True):
+        if project and distance > 0:
+            warnings.warn(
+                f"{name}0 lies outside {name}_set (distance {float(distance):.3g}); "
+                "its projection is used instead.",
+                StartProjected,
+                stacklevel=3,
+            )
+    for name, value in zip("fg", values, strict=True):
+        if not np.isfinite(value):
+            raise ProblemError(
+                f"{name} is {float(value)} at the point (x0, y0); choose one where both functions "
+                "are finite."
+            )
     return x, y
+
+
+@eqx.filter_jit
+def _enter(
+    problem: Problem, x: PyTree, y: PyTree, project: bool
+) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+    """The point to use, how far the given one lies outside its sets, and the values there."""
+    sets = ((problem.x_set, x), (problem.y_set, y))
+    apart = [jnp.where(s.contains(z), 0, s.distance(z)) for s, z in sets]
+    if project:
+        x, y = (s.project(z) for s, z in sets)
+    return x, y, apart, (problem.outer(x, y), problem.inner(x, y))
 
 
 def _arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
@@ -125,9 +153,7 @@ def _arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
             raise ProblemError(f"{name} has no entries: it must be a number, array or pytree.")
         for path, leaf in leaves:
             where = name + jax.tree_util.keystr(path)
-            if isinstance(leaf, bool) or not isinstance(
-                leaf, int | float | np.ndarray | np.generic | jax.Array
-            ):
+            if isinstance(leaf, bool) or not isinstance(leaf, _LEAVES):
                 raise ProblemError(
                     f"{where} must be a number or an array, got {type(leaf).__name__}."
                 )
@@ -157,7 +183,7 @@ def _check_function(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
     except Exception as error:  # whatever the user's function raised, in one sentence
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ProblemError(
-            f"{name} cannot be evaluated at the start (x0, y0), check the shapes of x0, y0 and data: "
+            f"{name} cannot be evaluated at (x0, y0), check the shapes of x0, y0 and data: "
             f"{type(error).__name__}: {first}"
         ) from error
     if not hasattr(out, "shape") or out.shape != ():
@@ -165,18 +191,6 @@ def _check_function(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
         raise ProblemError(f"{name} must return a scalar, got {got}.")
     if out.dtype != trees.dtype((x, y)):
         raise ProblemError(
-            f"{name} returns {out.dtype} for {trees.dtype((x, y))} x and y: data or constants in it "
-            "have another dtype."
+            f"{name} returns {out.dtype} for {trees.dtype((x, y))} x and y: data or constants in "
+            "it have another dtype."
         )
-
-
-def _inside(name: str, constraint: Set, z: PyTree) -> PyTree:
-    projected = constraint.project(z)
-    if not traced(constraint, z) and not bool(constraint.contains(z)):
-        warnings.warn(
-            f"{name}0 lies outside {name}_set (distance {float(constraint.distance(z)):.3g}); "
-            "the run starts from its projection.",
-            StartProjected,
-            stacklevel=4,
-        )
-    return projected

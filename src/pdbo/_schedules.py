@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
+
+from ._errors import ProblemError
+from ._problem import traced
 
 
 class Steps(NamedTuple):
@@ -17,9 +21,18 @@ class Steps(NamedTuple):
     weight: Array
 
 
-def number(value: Any) -> Array:
-    """A float leaf: a traced array, so that another value does not recompile."""
-    return jnp.asarray(value, dtype=float)
+def number(value: Any, name: str = "the value", least: float | None = None) -> Array:
+    """A float leaf: a traced array, so that another value does not recompile.
+
+    Where `least` is given, a known value that is NaN or below it raises a ProblemError.
+    """
+    try:
+        array = jnp.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise ProblemError(f"{name} must be a number, got {value!r}.") from None
+    if least is not None and not traced(array) and not np.all(np.asarray(array) >= least):
+        raise ProblemError(f"{name} must be a number >= {least:g}, got {value}.")
+    return array
 
 
 class Schedule(eqx.Module):
@@ -44,4 +57,8 @@ class Constant(Schedule):
 
 def constant(primal: Any, dual: Any, extrapolation: Any = 0.0) -> Constant:
     r"""Constant steps: primal $1/\eta$, dual $1/\tau$, extrapolation $\theta$."""
-    return Constant(number(primal), number(dual), number(extrapolation))
+    return Constant(
+        number(primal, "primal_step", 0),
+        number(dual, "dual_step", 0),
+        number(extrapolation, "extrapolation", 0),
+    )

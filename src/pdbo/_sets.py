@@ -1,6 +1,7 @@
 """Closed convex sets: the nearest point, the tangent cone and what follows from them."""
 
 import abc
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, final
@@ -13,8 +14,8 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from pdbo import _trees
-from pdbo._errors import ProblemError
+from . import _trees as trees
+from ._errors import ProblemError
 
 
 class Set(eqx.Module):
@@ -31,7 +32,7 @@ class Set(eqx.Module):
     def distance(self, z: PyTree) -> Array:
         r"""The Euclidean distance $\|z - P(z)\|$."""
         z = _arrays(z)
-        return _norm(_trees.sub(z, self._project(z)))
+        return _norm(trees.sub(z, self._project(z)))
 
     def tangent(self, z: PyTree, v: PyTree) -> PyTree:
         """The projection of `v` onto the tangent cone at the point `z` of the set.
@@ -49,15 +50,14 @@ class Set(eqx.Module):
 
     def contains(self, z: PyTree, tol: Any = None) -> Array:
         """Whether the distance is at most `tol`, by default a few units in the last place."""
-        z = _arrays(z)
         if tol is None:
-            tol = _few_ulps(z) * self._size(z)
+            return self._contains(_arrays(z))
         distance = self.distance(z)
         return distance <= jnp.asarray(tol, distance.dtype)
 
     def diameter(self, z: PyTree) -> Array:
         """The largest distance between two points shaped like `z`, `inf` where unbounded."""
-        return jnp.asarray(self._diameter(_arrays(z)), _trees.dtype(_arrays(z)))
+        return jnp.asarray(self._diameter(_arrays(z)), trees.dtype(_arrays(z)))
 
     def sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
         """A random point of the set, shaped like `z` and near it where the set is unbounded.
@@ -79,15 +79,18 @@ class Set(eqx.Module):
     @abc.abstractmethod
     def _tangent(self, z: PyTree, v: PyTree) -> PyTree: ...
 
-    def _size(self, z: PyTree) -> Array:
-        """The scale of what is compared at `z`, for the default tolerances."""
-        return _trees.norm(z)
+    def _contains(self, z: PyTree) -> Array:
+        return self.distance(z) <= self._close(z)
+
+    def _close(self, z: PyTree) -> Array:
+        """The distance within which `z` counts as being on the boundary."""
+        return _few_ulps(z) * trees.norm(z)
 
     def _diameter(self, z: PyTree) -> Any:
         return math.inf
 
     def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
-        return self._project(_trees.axpy(radius, _random(jax.random.normal, key, z), z))
+        return self._project(trees.axpy(radius, _random(jax.random.normal, key, z), z))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         """Any `z` fits a set without arrays."""
@@ -108,8 +111,9 @@ class Free(Set):
 class Box(Set):
     r"""The box $\{z : lo \le z \le hi\}$.
 
-    **Arguments:** `lo` and `hi` are numbers, arrays that broadcast to the leaves of the point, or
-    pytrees of these with the structure of the point or a prefix of it; infinities are allowed.
+    Arguments:
+        lo, hi: numbers, arrays that broadcast to the leaves of the point, or pytrees of these with
+            the structure of the point or a prefix of it; infinities are allowed.
     """
 
     lo: PyTree[Array]
@@ -124,16 +128,22 @@ class Box(Set):
         return jax.tree.map(jnp.clip, z, _fit(self.lo, z), _fit(self.hi, z))
 
     def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
-        few_ulps = _few_ulps(z)
-
         def tangent(z, v, lo, hi):
-            v = jnp.where(z - lo <= few_ulps * jnp.abs(z), jnp.maximum(v, 0), v)
-            return jnp.where(hi - z <= few_ulps * jnp.abs(z), jnp.minimum(v, 0), v)
+            close = _few_ulps(z) * jnp.abs(z)
+            v = jnp.where(z - lo <= close, jnp.maximum(v, 0), v)
+            return jnp.where(hi - z <= close, jnp.minimum(v, 0), v)
 
         return jax.tree.map(tangent, z, v, _fit(self.lo, z), _fit(self.hi, z))
 
+    def _contains(self, z: PyTree) -> Array:
+        def contains(z, lo, hi):
+            close = _few_ulps(z) * jnp.abs(z)
+            return jnp.all((lo - z <= close) & (z - hi <= close))
+
+        return _all(jax.tree.map(contains, z, _fit(self.lo, z), _fit(self.hi, z)))
+
     def _diameter(self, z: PyTree) -> Array:
-        return _trees.norm(_trees.sub(_fit(self.hi, z), _fit(self.lo, z)))
+        return trees.norm(trees.sub(_fit(self.hi, z), _fit(self.lo, z)))
 
     def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
         def sample(z, u, lo, hi):
@@ -160,12 +170,18 @@ class NonNegative(Set):
     def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
         return jax.tree.map(lambda z, v: jnp.where(z > 0, v, jnp.maximum(v, 0)), z, v)
 
+    def _contains(self, z: PyTree) -> Array:
+        # Not z >= 0: XLA takes max(z, 0) >= 0 for true, NaN or not.
+        return _all(jax.tree.map(lambda p, z: jnp.all(p == z), self._project(z), z))
+
 
 @final
 class Ball(Set):
     r"""The Euclidean ball $\{z : \|z - center\| \le radius\}$, the norm taken over all leaves.
 
-    **Arguments:** `radius` is a number; `center` is one as the bounds of a `Box` are.
+    Arguments:
+        radius: a number, at least 0.
+        center: a number, an array or a pytree of these, as the bounds of a `Box`.
     """
 
     radius: Array
@@ -179,28 +195,28 @@ class Ball(Set):
 
     def _project(self, z: PyTree) -> PyTree:
         center = _fit(self.center, z)
-        offset = _trees.sub(z, center)
+        offset = trees.sub(z, center)
         length = _norm(offset)
         radius = jnp.asarray(self.radius, length.dtype)
         outside = length > radius
         # Both factors are masked so that the branch not taken has a finite gradient.
         unit = _divide(offset, jnp.where(outside, length, 1))
-        onto = _trees.axpy(jnp.where(outside, radius, 1), unit, center)
-        return _trees.where(outside, onto, z)
+        onto = trees.axpy(jnp.where(outside, radius, 1), unit, center)
+        return trees.where(outside, onto, z)
 
     def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
-        offset = _trees.sub(z, _fit(self.center, z))
+        offset = trees.sub(z, _fit(self.center, z))
         length = _norm(offset)
         radius = jnp.asarray(self.radius, length.dtype)
-        active = radius - length <= _few_ulps(z) * self._size(z)
+        active = radius - length <= self._close(z)
         unit = _divide(offset, jnp.where(length > 0, length, 1))
-        outward = jnp.where(active, jnp.maximum(_trees.dot(unit, v), 0), 0)
-        inward = _trees.axpy(-outward, unit, v)
-        return _trees.where(radius > 0, inward, _trees.zeros_like(v))
+        outward = jnp.where(active, jnp.maximum(trees.dot(unit, v), 0), 0)
+        inward = trees.axpy(-outward, unit, v)
+        return trees.where(radius > 0, inward, trees.zeros_like(v))
 
-    def _size(self, z: PyTree) -> Array:
-        offset = _trees.sub(z, _fit(self.center, z))
-        return jnp.maximum(_trees.norm(z), _trees.norm(offset))
+    def _close(self, z: PyTree) -> Array:
+        offset = trees.sub(z, _fit(self.center, z))
+        return _few_ulps(z) * jnp.maximum(trees.norm(z), trees.norm(offset))
 
     def _diameter(self, z: PyTree) -> Array:
         return 2 * self.radius
@@ -213,9 +229,10 @@ class Ball(Set):
 class Simplex(Set):
     r"""The simplex $\{z \ge 0 : \sum_i z_i = total\}$ over all entries of all leaves.
 
-    **Arguments:** `total` is a number, at least 0.
+    Arguments:
+        total: a number, at least 0.
 
-    **Reference:** Held, Wolfe and Crowder, *Validation of subgradient optimization*, 1974.
+    Reference: Held, Wolfe and Crowder, Validation of subgradient optimization, 1974.
     """
 
     total: Array
@@ -239,8 +256,7 @@ class Simplex(Set):
         return jnp.asarray(self.total, flat.dtype)
 
     def _diameter(self, z: PyTree) -> Array:
-        entries = sum(leaf.size for leaf in jax.tree.leaves(z))
-        return (math.sqrt(2) if entries > 1 else 0.0) * self.total
+        return (math.sqrt(2) if _entries(z) > 1 else 0.0) * self.total
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         if _entries(z) == 0:
@@ -251,7 +267,9 @@ class Simplex(Set):
 class Halfspace(Set):
     r"""The half-space $\{z : \langle a, z \rangle \le b\}$.
 
-    **Arguments:** `a` is one as the bounds of a `Box` are; `b` is a number.
+    Arguments:
+        a: a number, an array or a pytree of these, as the bounds of a `Box`.
+        b: a number.
     """
 
     a: PyTree[Array]
@@ -274,17 +292,17 @@ class Halfspace(Set):
 
     def _project(self, z: PyTree) -> PyTree:
         normal, offset = self._normal(z)
-        outside = _trees.dot(normal, z) > offset
+        outside = trees.dot(normal, z) > offset
         for _ in range(2):  # the second time removes the rounding error of the first
-            excess = jnp.where(outside, _trees.dot(normal, z) - offset, 0)
-            z = _trees.axpy(-excess, normal, z)
+            excess = jnp.where(outside, trees.dot(normal, z) - offset, 0)
+            z = trees.axpy(-excess, normal, z)
         return z
 
     def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
         normal, offset = self._normal(z)
-        active = offset - _trees.dot(normal, z) <= _few_ulps(z) * self._size(z)
-        outward = jnp.where(active, jnp.maximum(_trees.dot(normal, v), 0), 0)
-        return _trees.axpy(-outward, normal, v)
+        active = offset - trees.dot(normal, z) <= self._close(z)
+        outward = jnp.where(active, jnp.maximum(trees.dot(normal, v), 0), 0)
+        return trees.axpy(-outward, normal, v)
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         _check_fit("Halfspace a", self.a, z, name, point)
@@ -296,7 +314,9 @@ class Affine(Set):
 
     Kept as $\{z : rows \cdot z = offset\}$ with orthonormal rows, zero beyond the rank of $A$.
 
-    **Arguments:** `A` of shape `(m, n)`, of any rank; `b` of shape `(m,)`.
+    Arguments:
+        A: an array of shape (m, n) and of any rank.
+        b: an array of shape (m,).
     """
 
     rows: Array
@@ -314,6 +334,10 @@ class Affine(Set):
             )
         eps = max(_eps(A.dtype), _eps(b.dtype))
         A, b = np_.asarray(A, float), np_.asarray(b, float)
+        # Rows of one scale: a small row is a constraint as much as a large one.
+        size = np_.max(np_.abs(A), axis=1, initial=0)
+        size = np_.where(size > 0, size, 1)
+        A, b = A / size[:, None], b / size
         left, values, rows = np_.linalg.svd(A, full_matrices=False)
         # Entries known to eps leave the singular values known to eps times the Frobenius norm.
         unsure = 8 * eps * np_.linalg.norm(A)
@@ -321,10 +345,13 @@ class Affine(Set):
         rows = np_.where(kept[:, None], rows, 0)
         offset = np_.where(kept, (b @ left) / np_.where(kept, values, 1), 0)
         if concrete:
-            gap = np.linalg.norm(A @ (offset @ rows) - b)
-            if gap > 8 * (unsure * np.linalg.norm(offset) + eps * np.linalg.norm(b)):
+            gap = np.abs(A @ (offset @ rows) - b)
+            known = unsure * np.linalg.norm(offset) + eps * np.linalg.norm(b)
+            if (gap > 8 * known).any():
+                row = int(np.argmax(gap))
                 raise ProblemError(
-                    f"Affine A z = b has no solution: at best |A z - b| = {gap:.3g}."
+                    f"Affine A z = b has no solution: the nearest to one misses b at index {row} "
+                    f"by {gap[row] * size[row]:.3g}."
                 )
         self.rows, self.offset = jnp.asarray(rows, float), jnp.asarray(offset, float)
 
@@ -355,7 +382,8 @@ class Affine(Set):
 class Product(Set):
     r"""The product $S_1 \times \dots \times S_k$ of sets, one for each part of the point.
 
-    **Arguments:** `tree` is a pytree of sets with the structure of the point or a prefix of it.
+    Arguments:
+        tree: a pytree of sets with the structure of the point or a prefix of it.
     """
 
     tree: PyTree[Set]
@@ -370,22 +398,17 @@ class Product(Set):
     def _map(self, function: Callable, *trees: PyTree) -> PyTree:
         return jax.tree.map(function, self.tree, *trees, is_leaf=_is_set)
 
-    def _parts(self, function: Callable, z: PyTree) -> list:
-        """The value of `function(set, part)` for every set and its part of `z`."""
-        sets, structure = jax.tree.flatten(self.tree, is_leaf=_is_set)
-        return [function(*pair) for pair in zip(sets, structure.flatten_up_to(z), strict=True)]
-
     def _project(self, z: PyTree) -> PyTree:
         return self._map(lambda part, z: part.project(z), z)
 
     def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
         return self._map(lambda part, z, v: part.tangent(z, v), z, v)
 
-    def _size(self, z: PyTree) -> Array:
-        return _trees.norm(self._parts(lambda part, z: part._size(z), z))
+    def _contains(self, z: PyTree) -> Array:
+        return _all(self._map(lambda part, z: part.contains(z), z))
 
     def _diameter(self, z: PyTree) -> Array:
-        return _trees.norm(self._parts(lambda part, z: part.diameter(z), z))
+        return trees.norm(self._map(lambda part, z: part.diameter(z), z))
 
     def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
         sets, structure = jax.tree.flatten(self.tree, is_leaf=_is_set)
@@ -393,12 +416,11 @@ class Product(Set):
         return self._map(lambda part, key, z: part.sample(key, z, radius), keys, z)
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
-        sets, structure = jax.tree.flatten_with_path(self.tree, is_leaf=_is_set)
-        try:
-            parts = structure.flatten_up_to(z)
-        except ValueError:
-            raise _structure_error("Product tree", structure, z, name, point) from None
-        for (path, part), z_part in zip(sets, parts, strict=True):
+        structure = jax.tree.structure(self.tree, is_leaf=_is_set)
+        if not _is_prefix(self.tree, z):
+            raise _structure_error("Product tree", structure, z, name, point)
+        sets = jax.tree.leaves_with_path(self.tree, is_leaf=_is_set)
+        for (path, part), z_part in zip(sets, structure.flatten_up_to(z), strict=True):
             where = jax.tree_util.keystr(path)
             part._check(z_part, name + where, point + where)
 
@@ -421,7 +443,11 @@ def _eps(dtype: Any) -> float:
 
 def _few_ulps(z: PyTree) -> float:
     """The relative tolerance within which a bound counts as met with equality."""
-    return 8 * _eps(_trees.dtype(z))
+    return 8 * _eps(trees.dtype(z))
+
+
+def _all(flags: PyTree) -> Array:
+    return functools.reduce(jnp.logical_and, jax.tree.leaves(flags), jnp.array(True))
 
 
 def _divide(a: PyTree, s: Array) -> PyTree:
@@ -430,8 +456,8 @@ def _divide(a: PyTree, s: Array) -> PyTree:
 
 def _norm(a: PyTree) -> Array:
     """The norm with gradient zero, not NaN, at zero."""
-    nonzero = _trees.max_abs(a) != 0
-    length = _trees.norm(jax.tree.map(lambda leaf: jnp.where(nonzero, leaf, 1), a))
+    nonzero = trees.max_abs(a) != 0
+    length = trees.norm(jax.tree.map(lambda leaf: jnp.where(nonzero, leaf, 1), a))
     return jnp.where(nonzero, length, 0)
 
 
@@ -472,7 +498,7 @@ def _fill(v: Array, free: Array, total: Array) -> Array:
         support = free | (d > 0)
         excess = jnp.sum(jnp.where(support, d, 0)) - total
         d = d - excess / jnp.maximum(jnp.sum(support, dtype=v.dtype), 1)
-    return jnp.where(free | (d > 0), d, 0)
+    return jnp.where(free | ~(d <= 0), d, 0)  # keeps NaN
 
 
 def _concrete(x: Any) -> bool:
@@ -497,20 +523,19 @@ def _check_numbers(what: str, array: Any, finite: bool) -> None:
 
 
 def _floats(what: str, tree: PyTree, finite: bool = False) -> PyTree:
-    """Every leaf as a floating array that is not weakly typed, or an error that names it."""
+    """Every leaf as an array of the default floating dtype, or an error that names it."""
 
     def convert(path, leaf):
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         _check_numbers(what + jax.tree_util.keystr(path), array, finite)
-        floating = jnp.issubdtype(array.dtype, jnp.floating)
-        return jnp.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype if floating else float))
+        return jnp.asarray(array, float)
 
     return jax.tree.map_with_path(convert, tree)
 
 
 def _scalar(what: str, value: Any, finite: bool = False) -> Array:
     array = _floats(what, value, finite)
-    if not jax.tree.structure(array) == jax.tree.structure(0) or array.shape != ():
+    if jax.tree.structure(array) != jax.tree.structure(0) or array.shape != ():
         raise ProblemError(f"{what} is {value!r}; expected one number.")
     return array
 
@@ -523,23 +548,20 @@ def _first(bad: np.ndarray, *arrays: np.ndarray) -> tuple:
 
 def _check_bounds(lo: PyTree, hi: PyTree) -> None:
     """Raise where no number lies between the two bounds of a box."""
-    finer = max(lo, hi, key=lambda tree: len(jax.tree.leaves(tree)))
-    try:
-        lows, highs = (jax.tree.leaves(jax.tree.broadcast(bound, finer)) for bound in (lo, hi))
-    except ValueError:
+    finer = next((tree for tree in (lo, hi) if _is_prefix(lo, tree) and _is_prefix(hi, tree)), None)
+    if finer is None:
         raise ProblemError(
             f"Box lo has structure {jax.tree.structure(lo)} and hi has structure "
             f"{jax.tree.structure(hi)}; expected one to be a prefix of the other."
-        ) from None
+        )
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(finer)]
+    lows, highs = (jax.tree.leaves(jax.tree.broadcast(bound, finer)) for bound in (lo, hi))
     for path, low, high in zip(paths, lows, highs, strict=True):
-        try:
-            np.broadcast_shapes(np.shape(low), np.shape(high))
-        except ValueError:
+        if _broadcast(np.shape(low), np.shape(high)) is None:
             raise ProblemError(
                 f"Box lo{path} has shape {np.shape(low)} and hi{path} has shape {np.shape(high)}; "
                 "expected shapes that broadcast."
-            ) from None
+            )
         if _concrete((low, high)):
             low, high = np.broadcast_arrays(np.asarray(low, float), np.asarray(high, float))
             empty = (low > high) | (low == np.inf) | (high == -np.inf)
@@ -551,17 +573,29 @@ def _check_bounds(lo: PyTree, hi: PyTree) -> None:
                 )
 
 
+def _is_prefix(prefix: PyTree, full: PyTree) -> bool:
+    try:
+        jax.tree.structure(prefix, is_leaf=_is_set).flatten_up_to(full)
+    except ValueError:
+        return False
+    return True
+
+
+def _broadcast(*shapes: tuple) -> tuple | None:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        return None
+
+
 def _check_fit(what: str, prefix: PyTree, z: PyTree, name: str, point: str) -> None:
     """Raise where the numbers of a set do not broadcast to the leaves of the point."""
-    try:
-        arrays = jax.tree.leaves(jax.tree.broadcast(prefix, z))
-    except ValueError:
-        raise _structure_error(what, jax.tree.structure(prefix), z, name, point) from None
+    if not _is_prefix(prefix, z):
+        raise _structure_error(what, jax.tree.structure(prefix), z, name, point)
+    arrays = jax.tree.leaves(jax.tree.broadcast(prefix, z))
     for array, (path, leaf) in zip(arrays, jax.tree.leaves_with_path(z), strict=True):
         have, wanted = array.shape, np.shape(leaf)
-        if len(have) > len(wanted) or any(
-            h not in (1, w) for h, w in zip(have[::-1], wanted[::-1], strict=False)
-        ):
+        if _broadcast(have, wanted) != wanted:
             where = " " + jax.tree_util.keystr(path) if path else ""
             raise ProblemError(
                 f"{name}: {what} has shape {have} but {point} has a leaf{where} of shape {wanted}."

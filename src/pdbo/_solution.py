@@ -3,12 +3,12 @@
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ._certificate import Certificate
 from ._errors import RESULTS
+from ._problem import traced
 from .solvers._base import Solver
 
 
@@ -62,7 +62,7 @@ class Solution(eqx.Module):
     @property
     def result(self) -> Any:
         """The code as a member of `pdbo.RESULTS`; an integer array under jit and vmap."""
-        if isinstance(self.code, jax.core.Tracer) or np.ndim(self.code) > 0:
+        if traced(self.code) or np.ndim(self.code) > 0:
             return self.code
         return RESULTS(int(self.code))
 
@@ -70,7 +70,7 @@ class Solution(eqx.Module):
     def ok(self) -> Any:
         """True only where the certificate at the returned point is within the tolerance."""
         held = self.code == RESULTS.success
-        return held if isinstance(held, jax.core.Tracer) or np.ndim(held) > 0 else bool(held)
+        return held if traced(held) or np.ndim(held) > 0 else bool(held)
 
     @property
     def message(self) -> str:

@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._certificate import MAX_SLACK, certify_float64, measure
 from ._errors import RESULTS, ProblemError, SolveError
-from ._problem import Problem, check_start, traced
+from ._problem import Problem, check_point, traced
 from ._progress import Progress
 from ._solution import Solution, State
 from .solvers._base import Solver
@@ -106,14 +106,15 @@ def _begin(
             )
         if solver is not None and type(solver) is not type(state.solver):
             raise ProblemError(
-                f"the state is one of {type(state.solver).__name__}, not of {type(solver).__name__}."
+                f"the state belongs to {type(state.solver).__name__}, not to "
+                f"{type(solver).__name__}."
             )
         return state if solver is None else eqx.tree_at(lambda s: s.solver, state, solver)
     if x0 is None or y0 is None:
         raise ProblemError("x0 and y0 are needed: a start for x and one for y.")
     if solver is None:
         raise ProblemError("solver is needed: for example pdbo.PDBO().")
-    x, y = check_start(problem, x0, y0)
+    x, y = check_point(problem, x0, y0)
     key = jax.random.key(0) if key is None else key
     inner = solver.init(problem, x, y, key)
     return State(solver, inner, jnp.zeros((), jnp.int32), 1 + trees.max_abs((x, y)))
@@ -177,6 +178,7 @@ def _judge(run: State, row: dict[str, Array], tol: Any) -> Array:
     point = run.solver.output(run.inner)
     size = trees.max_abs((point.x, point.y))
     healthy = trees.finite(run.inner) & jnp.isfinite(row["f"]) & jnp.isfinite(row["g"])
+    healthy = healthy & ~jnp.isnan(row["stationarity"])  # a gradient that is not finite
     code = jnp.where(row["eps"] <= tol, RESULTS.success, _RUNNING)
     if point.multiplier is not None:
         code = jnp.where(point.multiplier > RUNAWAY, RESULTS.multiplier_diverged, code)
@@ -190,7 +192,7 @@ def _advance(
     until: Any,
     tol: Any,
     every: Any,
-    first: bool,
+    first: Any,
     most: Any,
     rows: int,
     observe: Any,
@@ -219,18 +221,17 @@ def _advance(
         inner, step, rows = trees.where(
             kept, (inner, step, written), (chunk.inner, chunk.step, chunk.rows)
         )
-        return _Chunk(inner, step, code, chunk.row + kept, rows)
+        return _Chunk(inner, step, code, chunk.row + kept.astype(jnp.int32), rows)
 
     def going(chunk: _Chunk) -> Array:
         return (chunk.code == _RUNNING) & (chunk.row < most) & (chunk.step < until)
 
     def body(chunk: _Chunk) -> _Chunk:
         count = jnp.minimum(every - chunk.step % every, until - chunk.step)
+        count = jnp.where(first & (chunk.row == 0), 0, count)  # the start is recorded too
         inner = lax.fori_loop(0, count, lambda _, s: run.solver.step(problem, s), chunk.inner)
         return record(chunk, inner, chunk.step + count)
 
-    if first:
-        chunk = record(chunk, run.inner, run.step)
     return lax.while_loop(going, body, chunk)
 
 
@@ -239,8 +240,10 @@ def _replay(problem: Problem, run: State, count: Any) -> State:
 
     def healthy(inner: Any) -> Array:
         point = run.solver.output(inner)
-        f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
-        return trees.finite(inner) & jnp.isfinite(f) & jnp.isfinite(g)
+        outer = jax.value_and_grad(problem.outer, (0, 1))(point.x, point.y)
+        return trees.finite(
+            (inner, outer, jax.value_and_grad(problem.inner, (0, 1))(point.x, point.y))
+        )
 
     def going(s: tuple[Any, Any, Array]) -> Array:
         _, after, taken = s
@@ -311,7 +314,7 @@ def _solve_host(
                 jnp.asarray(until, jnp.int32),
                 jnp.asarray(inner_tol),
                 jnp.asarray(every, jnp.int32),
-                first,
+                jnp.asarray(first),
                 jnp.asarray(bar.records(_ROWS), jnp.int32),
                 _ROWS,
                 observe,

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError
-from ._problem import Problem, check_start
+from ._problem import Problem, check_point
 from ._schedules import Schedule, Steps, number
 
 
@@ -63,7 +63,7 @@ def estimate_constants(
     """
     if samples < 2 or iterations < 1 or not radius > 0:
         raise ProblemError("samples >= 2, iterations >= 1 and radius > 0 are needed.")
-    x, y = check_start(problem, x, y)
+    x, y = check_point(problem, x, y)
     key = jax.random.key(0) if key is None else key
     return Constants(*map(float, _estimate(problem, x, y, radius, samples, iterations, key)))
 

@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
@@ -14,6 +13,7 @@ from .._problem import Problem
 from .._schedules import Schedule, constant, number
 from .._theory import Theory
 from ._base import Calls, Point, Solver
+from ._descent import descend, inner_slope, whole_number
 
 
 class Average(NamedTuple):
@@ -33,6 +33,11 @@ class PDBOState(eqx.Module):
     multiplier: Array
     h: Array
     average: Average | None
+
+    @property
+    def z(self) -> tuple[PyTree, PyTree]:
+        """The pair (x, y) put forward: the average where it is kept, else the iterate."""
+        return (self.x, self.y) if self.average is None else self.average.z
 
 
 class PDBO(Solver):
@@ -78,7 +83,8 @@ class PDBO(Solver):
     slack: Array
     dual_bound: Array
     multiplier0: Array
-    inner_start: PyTree
+    inner_start: str = eqx.field(static=True)
+    inner_point: PyTree
     average: bool = eqx.field(static=True)
 
     def __init__(
@@ -117,18 +123,19 @@ class PDBO(Solver):
                 )
             inner_step, dual_bound = schedule.inner_step, schedule.dual_bound
             smoothing, slack = schedule.smoothing, schedule.slack
-        if not isinstance(inner_steps, int) or inner_steps < 1:
-            raise ProblemError(f"inner_steps must be a whole number >= 1, got {inner_steps!r}.")
+        whole_number("inner_steps", inner_steps)
         if isinstance(inner_start, str) and inner_start not in ("warm", "y"):
             raise ProblemError(f'inner_start must be "warm", "y" or a point, got {inner_start!r}.')
         self.schedule = schedule
-        self.inner_step = number(pick(inner_step, 0.5))
+        self.inner_step = number(pick(inner_step, 0.5), "inner_step", 0)
         self.inner_steps = inner_steps
-        self.smoothing = number(pick(smoothing, 1e-4))
-        self.slack = number(pick(slack, 0.0))
-        self.dual_bound = number(pick(dual_bound, jnp.inf))
-        self.multiplier0 = number(multiplier0)
-        self.inner_start = inner_start
+        self.smoothing = number(pick(smoothing, 1e-4), "smoothing", 0)
+        self.slack = number(pick(slack, 0.0), "slack", 0)
+        self.dual_bound = number(pick(dual_bound, jnp.inf), "dual_bound", 0)
+        self.multiplier0 = number(multiplier0, "multiplier0", 0)
+        named = isinstance(inner_start, str)
+        self.inner_start = inner_start if named else "fixed"
+        self.inner_point = None if named else jax.tree.map(number, inner_start)
         self.average = isinstance(schedule, Theory) if average is None else average
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> PDBOState:
@@ -188,23 +195,20 @@ class PDBO(Solver):
         """N projected gradient steps on g(x, .) + smoothing/2 |.|^2."""
         dtype = trees.dtype(state.y)
         step, alpha = trees.astype((self.inner_step, self.smoothing), dtype)
-        match self.inner_start:
-            case "warm":
-                start = state.y_hat
-            case "y":
-                start = state.y
-            case point:
-                start = trees.astype(point, dtype)
+        start = {
+            "warm": state.y_hat,
+            "y": state.y,
+            "fixed": trees.astype(self.inner_point, dtype),
+        }[self.inner_start]
 
-        def descend(_: Any, y: PyTree) -> PyTree:
-            slope = trees.axpy(alpha, y, jax.grad(problem.inner, 1)(state.x, y))
-            return problem.y_set.project(trees.axpy(-step, slope, y))
-
-        return lax.fori_loop(0, self.inner_steps, descend, start)
+        slope = inner_slope(problem, state.x)
+        return descend(
+            lambda y: trees.axpy(alpha, y, slope(y)), problem.y_set, start, step, self.inner_steps
+        )
 
     def output(self, state: PDBOState) -> Point:
         """The weighted average where it is kept, else the last iterate."""
-        x, y = (state.x, state.y) if state.average is None else state.average.z
+        x, y = state.z
         return Point(x, y, state.multiplier, self.slack)
 
     def calls(self, state: PDBOState) -> Calls:

@@ -15,6 +15,7 @@ from .._problem import Problem
 from .._schedules import number
 from .._theory import Theory
 from ._base import Calls, Point, Solver
+from ._descent import whole_number
 from ._pdbo import PDBO, PDBOState, Proximal
 
 
@@ -43,8 +44,8 @@ class ProximalPDBO(Solver):
 
     Arguments:
         inner: the PDBO run inside each round.
-        proximal_f: $\rho_f$ (1, or the theory's).
-        proximal_h: $\rho$ (1, or the theory's).
+        proximal_f: $\rho_f$ (0.02, or the theory's).
+        proximal_h: $\rho$ (0.02, or the theory's).
         rounds: K, the most rounds a run takes; None leaves it to the step budget.
         round_steps: T.
         choose: what is put forward: the "last" round (inside a round its running average), the
@@ -80,15 +81,15 @@ class ProximalPDBO(Solver):
         inner = PDBO() if inner is None else inner
         if not isinstance(inner, PDBO):
             raise ProblemError(f"inner must be a PDBO, got {type(inner).__name__}.")
-        for name, value in (("rounds", rounds), ("round_steps", round_steps)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
+        if rounds is not None:
+            whole_number("rounds", rounds)
+        whole_number("round_steps", round_steps)
         if choose not in ("last", "best", "random"):
             raise ProblemError(f'choose must be "last", "best" or "random", got {choose!r}.')
         known = inner.schedule if isinstance(inner.schedule, Theory) else None
         self.inner = inner
-        self.proximal_f = _strength(proximal_f, known and known.proximal_f)
-        self.proximal_h = _strength(proximal_h, known and known.proximal_h)
+        self.proximal_f = _strength("proximal_f", proximal_f, known and known.proximal_f)
+        self.proximal_h = _strength("proximal_h", proximal_h, known and known.proximal_h)
         self.rounds = rounds
         self.round_steps = round_steps
         self.choose = choose
@@ -121,7 +122,7 @@ class ProximalPDBO(Solver):
     def _close(self, problem: Problem, state: ProximalPDBOState) -> ProximalPDBOState:
         """The state at the start of the next round."""
         inner = state.inner
-        x, y = inner.average.z
+        x, y = inner.z
         center = Point(x, y, inner.multiplier, self.inner.slack)
         start = self.inner.start(x, y, average=True)
         start = eqx.tree_at(lambda s: s.y_hat, start, inner.y_hat)
@@ -132,8 +133,7 @@ class ProximalPDBO(Solver):
             found = measure(problem, x, y, inner.multiplier, None, slack, 200, neighbour=False).eps
             take, score = found < score, jnp.minimum(found, score)
         elif self.choose == "random":  # each of k rounds with probability 1/k
-            draw = jax.random.uniform(jax.random.fold_in(state.key, round_))
-            take = draw * round_ < 1
+            take = jax.random.randint(jax.random.fold_in(state.key, round_), (), 0, round_) == 0
         chosen = trees.where(take, center, state.chosen)
         return ProximalPDBOState(start, center, chosen, score, round_, state.total, state.key)
 
@@ -141,8 +141,7 @@ class ProximalPDBO(Solver):
         """The round put forward."""
         if self.choose != "last":
             return state.chosen
-        x, y = state.inner.average.z
-        running = Point(x, y, state.inner.multiplier, self.inner.slack)
+        running = self.inner.output(state.inner)
         return trees.where(state.inner.t == 0, state.center, running)
 
     def calls(self, state: ProximalPDBOState) -> Calls:
@@ -150,7 +149,7 @@ class ProximalPDBO(Solver):
         return Calls(state.total, (self.inner.inner_steps + 2) * state.total, 0 * state.total)
 
 
-def _strength(value: Any, known: Any) -> Array:
+def _strength(name: str, value: Any, known: Any) -> Array:
     if value is None:
-        return number(1.0 if known is None else known)
-    return number(value)
+        value = 0.02 if known is None else known
+    return number(value, name, 0)

@@ -1,0 +1,35 @@
+"""The inner loop that the solvers share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jaxtyping import PyTree
+
+from .. import _trees as trees
+from .._errors import ProblemError
+from .._problem import Problem
+from .._sets import Set
+
+
+def descend(
+    slope: Callable[[PyTree], PyTree], constraint: Set, start: PyTree, step: Any, steps: int
+) -> PyTree:
+    r"""The point reached from `start` by so many steps $y \leftarrow P(y - s \cdot slope(y))$."""
+
+    def once(_: Any, y: PyTree) -> PyTree:
+        return constraint.project(trees.axpy(-step, slope(y), y))
+
+    return lax.fori_loop(0, steps, once, start)
+
+
+def inner_slope(problem: Problem, x: PyTree) -> Callable[[PyTree], PyTree]:
+    r"""The slope of plain inner descent, $\nabla_y g(x, \cdot)$."""
+    return lambda y: jax.grad(problem.inner, 1)(x, y)
+
+
+def whole_number(name: str, value: Any) -> None:
+    """Raise a `ProblemError` where a loop length is not a whole number >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")

@@ -1,0 +1,102 @@
+"""F2SA, the fully first-order method with a growing multiplier."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .. import _trees as trees
+from .._problem import Problem
+from .._schedules import number
+from ._base import Calls, Point, Solver
+from ._descent import descend, inner_slope, whole_number
+
+
+class F2SAState(eqx.Module):
+    """x, the two inner sequences and the multiplier of the next iteration."""
+
+    t: Array
+    x: PyTree
+    y: PyTree
+    z: PyTree
+    multiplier: Array
+
+
+class F2SA(Solver):
+    r"""Fully First-order (Stochastic) Approximation: the hypergradient from two inner sequences.
+
+    Iteration k takes T projected gradient steps on each of
+
+    $$z \approx \arg\min g(x_k, \cdot) \text{ with step } \gamma, \qquad
+      y \approx \arg\min f(x_k, \cdot) + \lambda_k g(x_k, \cdot) \text{ with step }
+      \alpha_k = \frac{\gamma}{2\lambda_k},$$
+
+    both from where the last iteration left them, then
+
+    $$x_{k+1} = \Pi_X\bigl(x_k - \xi\alpha_k(\nabla_x f(x_k, y) + \lambda_k(\nabla_x g(x_k, y)
+        - \nabla_x g(x_k, z)))\bigr), \qquad \lambda_{k+1} = \lambda_k + \delta.$$
+
+    The distance to a solution is of order $1/\lambda_k$.
+
+    Arguments:
+        inner_step: $\gamma$.
+        inner_steps: T.
+        outer_ratio: $\xi$, the step of x over that of y.
+        multiplier0: $\lambda_0$; the theory asks for at least twice the Lipschitz constant of
+            $\nabla f$ over the strong convexity of g.
+        increment: $\delta$; steps of x fall like $\xi\gamma/(2\delta k)$, so a larger one needs a
+            larger `outer_ratio`.
+
+    Constraints: x and y are projected onto their sets, which the theory does not cover.
+
+    Reference: Kwon, Kwon, Wright & Nowak, A Fully First-Order Method for Stochastic Bilevel
+    Optimization (2023), Algorithm 1; T, $\lambda_0$ and $\delta$ are those of the bilevel benchmark
+    of benchopt.
+
+    Differs from the paper in: the projections; gradients are exact, not sampled; $\delta$ is
+    constant where the theory's falls, so that $\lambda$ grows like k and not like $k^{1/3}$.
+    """
+
+    inner_step: Array = eqx.field(converter=number, default=0.5)
+    inner_steps: int = eqx.field(static=True, default=10)
+    outer_ratio: Array = eqx.field(converter=number, default=1.0)
+    multiplier0: Array = eqx.field(converter=number, default=1.0)
+    increment: Array = eqx.field(converter=number, default=0.1)
+
+    def __check_init__(self):
+        whole_number("inner_steps", self.inner_steps)
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> F2SAState:
+        """The state before the first step."""
+        multiplier = jnp.asarray(self.multiplier0, trees.dtype(x))
+        return F2SAState(jnp.zeros((), jnp.int32), x, y, y, multiplier)
+
+    def step(self, problem: Problem, state: F2SAState) -> F2SAState:
+        """One iteration."""
+        x, multiplier = state.x, state.multiplier
+        gamma, xi, delta = trees.astype(
+            (self.inner_step, self.outer_ratio, self.increment), trees.dtype(x)
+        )
+        alpha = gamma / (2 * multiplier)
+
+        slope = inner_slope(problem, x)
+
+        def penalised(v: PyTree) -> PyTree:
+            return trees.axpy(multiplier, slope(v), jax.grad(problem.outer, 1)(x, v))
+
+        z = descend(slope, problem.y_set, state.z, gamma, self.inner_steps)
+        y = descend(penalised, problem.y_set, state.y, alpha, self.inner_steps)
+        f_x = jax.grad(problem.outer, 0)(x, y)
+        g_xy, g_xz = jax.grad(problem.inner, 0)(x, y), jax.grad(problem.inner, 0)(x, z)
+        hypergradient = trees.axpy(multiplier, trees.sub(g_xy, g_xz), f_x)
+        x = problem.x_set.project(trees.axpy(-xi * alpha, hypergradient, x))
+        return F2SAState(state.t + 1, x, y, z, multiplier + delta)
+
+    def output(self, state: F2SAState) -> Point:
+        r"""x and the minimiser y of the penalised function, which $\lambda$ is a multiplier for."""
+        return Point(state.x, state.y, state.multiplier)
+
+    def calls(self, state: F2SAState) -> Calls:
+        """T + 1 gradients of f and 2 T + 2 of g an iteration."""
+        once = self.inner_steps + 1
+        return Calls(once * state.t, 2 * once * state.t, 0 * state.t)

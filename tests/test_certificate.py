@@ -1,0 +1,182 @@
+"""The certificate against closed forms, finite differences and brute force."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cases
+import pdbo
+from pdbo import _trees as trees
+from pdbo._certificate import _least_squares, _Pair
+
+KNOWN = cases.known()
+ENTRIES = ("stationarity", "feasibility", "complementarity", "distance")
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=lambda c: c.name)
+def test_optima_with_known_multipliers_pass(case):
+    c = pdbo.certify(case.problem, case.x, case.y, case.multiplier, slack=case.slack)
+    for name in ENTRIES:
+        assert getattr(c, name) <= 1e-6, name
+    assert c.inner_gap <= case.slack * (1 + 1e-9)
+    assert c.slack == case.slack
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=lambda c: c.name)
+def test_least_squares_multiplier_is_the_known_one(case):
+    c = pdbo.certify(case.problem, case.x, case.y, slack=case.slack)
+    assert c.eps <= 1e-6
+    assert c.multiplier == pytest.approx(case.multiplier, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=lambda c: c.name)
+@pytest.mark.parametrize("moved", ["x", "y"])
+def test_displaced_points_are_reported(case, moved):
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        z = {"x": case.x, "y": case.y}
+        leaves, tree = jax.tree.flatten(z[moved])
+        steps = [rng.normal(size=np.shape(leaf)) for leaf in leaves]
+        size = np.sqrt(sum(np.sum(s**2) for s in steps))
+        z[moved] = tree.unflatten(
+            [leaf + 1e-2 * s / size for leaf, s in zip(leaves, steps, strict=True)]
+        )
+        c = pdbo.certify(case.problem, z["x"], z["y"], case.multiplier, slack=case.slack)
+        assert c.eps >= 1e-4
+
+
+def test_wrong_multiplier_is_replaced_by_the_better_one():
+    case = KNOWN[0]
+    c = pdbo.certify(case.problem, case.x, case.y, 10 * case.multiplier, slack=case.slack)
+    assert c.eps <= 1e-6 and c.multiplier == pytest.approx(case.multiplier)
+
+
+def test_point_outside_its_set_is_reported_not_moved():
+    case = next(c for c in KNOWN if c.name == "box")
+    c = pdbo.certify(case.problem, case.x + 0.5, case.y, case.multiplier, slack=case.slack)
+    assert c.feasibility >= 0.5
+
+
+def test_stationarity_is_the_distance_to_the_normal_cone():
+    """Against minimisation over the cone's generators for a corner of a box."""
+    problem = pdbo.Problem(
+        lambda x, y: 3 * x[0] - 2 * x[1] + 0.5 * x[2],
+        lambda x, y: 0.5 * y**2,
+        x_set=pdbo.Box(0.0, 1.0),
+    )
+    x = jnp.array([0.0, 0.0, 0.5])  # normal cone: -e0, -e1
+    c = pdbo.certify(problem, x, 0.0, 0.0, slack=0.0)
+    assert c.stationarity == pytest.approx(np.hypot(2.0, 0.5), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "constraint", [pdbo.Free(), pdbo.Box(0.0, 1.0), pdbo.Simplex(1.0), pdbo.Ball(1.0)], ids=str
+)
+def test_least_squares_against_a_grid(constraint):
+    rng = np.random.default_rng(1)
+    problem = pdbo.Problem(lambda x, y: x[0], lambda x, y: y, x_set=constraint)
+    pair = _Pair(problem)
+
+    @jax.jit
+    def fitted(z, v, w):
+        m = _least_squares(pair, z, v, w)
+        return m, pair.residual(z, trees.axpy(m, w, v))
+
+    for _ in range(20):
+        x = constraint.project(jnp.asarray(np.round(rng.normal(size=4) * 3)))
+        z, v, w = (
+            (x, jnp.array(0.0)),
+            *((jnp.asarray(rng.normal(size=4)), jnp.asarray(rng.normal())) for _ in range(2)),
+        )
+        m, value = fitted(z, v, w)
+        grid = jnp.concatenate([jnp.linspace(0, 20, 4001), jnp.linspace(0, 1, 1001) ** 3])
+        on_grid = jax.vmap(lambda s: pair.residual(z, trees.axpy(s, w, v)))(grid)
+        assert m >= 0
+        assert value <= float(on_grid.min()) + 1e-6
+
+
+def ridge():
+    """Per-feature ridge: unique inner minimum, hyper-objective in closed form."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=6) * (rng.random(6) < 0.5)
+    data = {}
+    for part in ("train", "valid"):
+        a = rng.normal(size=(30, 6))
+        data[part] = (jnp.asarray(a), jnp.asarray(a @ w + 0.5 * rng.normal(size=30)))
+
+    def loss(y, part):
+        return 0.5 * jnp.mean((part[0] @ y - part[1]) ** 2)
+
+    problem = pdbo.Problem(
+        f=lambda x, y, d: loss(y, d["valid"]),
+        g=lambda x, y, d: loss(y, d["train"]) + 0.5 * jnp.sum(jnp.exp(x) * y**2),
+        data=data,
+        x_set=pdbo.Box(-4.0, 4.0),
+    )
+    a, b = data["train"]
+
+    def inner(x):
+        return jnp.linalg.solve(a.T @ a / len(b) + jnp.diag(jnp.exp(x)), a.T @ b / len(b))
+
+    return problem, inner, jax.jit(jax.grad(lambda x: loss(inner(x), data["valid"])))
+
+
+def test_ranks_the_optimum_first_where_the_inner_minimum_is_unique():
+    """At exact inner solutions grad h = 0; the certificate still measures the hypergradient."""
+    problem, inner, hypergradient = ridge()
+    x, last = jnp.zeros(6), np.inf
+    for steps in (0, 10, 100, 20_000):
+        x = jax.lax.fori_loop(0, steps, lambda _, v: jnp.clip(v - 5 * hypergradient(v), -4, 4), x)
+        true = float(problem.x_set.residual(x, hypergradient(x)))
+        c = pdbo.certify(problem, x, inner(x))
+        assert c.stationarity == pytest.approx(true, rel=2e-3, abs=2e-5)
+        assert c.eps < last
+        assert 0 < c.slack <= 1e-6 and c.inner_gap <= 1e-14
+        last = c.eps
+    assert last <= 1e-4
+
+
+def test_ranks_the_optimum_first_on_the_toy():
+    problem = cases.toy()
+    best = pdbo.certify(problem, 1.0, jnp.ones(2)).eps
+    stuck = pdbo.certify(problem, 0.746, jnp.array([0.746, 0.746])).eps  # where ITD stops
+    unconstrained = pdbo.certify(problem, 2.0, jnp.array([1.0, 2.0])).eps  # f = 0, not feasible
+    assert best <= 1e-6 < 0.1 < min(stuck, unconstrained)
+
+
+def test_inner_gap_against_a_grid():
+    problem = pdbo.Problem(
+        lambda x, y: x + y,
+        lambda x, y: (y - x) ** 2 + 0.3 * jnp.sin(x * y),
+        y_set=pdbo.Box(-2.0, 2.0),
+    )
+    for x, y in [(0.3, 1.0), (1.5, -2.0), (-1.0, 0.2)]:
+        values = jax.vmap(lambda v: problem.inner(x, v))(jnp.linspace(-2, 2, 200_001))
+        expected = float(problem.inner(x, y) - values.min())
+        assert pdbo.certify(problem, x, y).inner_gap == pytest.approx(expected, abs=1e-8)
+
+
+def test_unbounded_inner_problem_is_never_certified():
+    problem = pdbo.Problem(lambda x, y: x**2, lambda x, y: y)
+    assert not pdbo.certify(problem, 0.0, 0.0).eps <= 1e3
+
+
+def test_works_under_jit_and_vmap():
+    problem = cases.toy()
+    xs, ys = jnp.array([1.0, 0.5]), jnp.array([[1.0, 1.0], [0.5, 0.5]])
+    batch = jax.jit(jax.vmap(lambda x, y: pdbo.certify(problem, x, y).eps))(xs, ys)
+    single = [pdbo.certify(problem, x, y).eps for x, y in zip(xs, ys, strict=True)]
+    np.testing.assert_allclose(batch, single, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("multiplier", [-1.0, np.nan, np.array([1.0, 2.0])])
+def test_bad_multiplier(multiplier):
+    with pytest.raises(pdbo.ProblemError, match="multiplier must be one finite number >= 0"):
+        pdbo.certify(cases.toy(), 1.0, jnp.ones(2), multiplier)
+
+
+def test_prints_as_a_table():
+    text = str(pdbo.certify(cases.toy(), 1.0, jnp.ones(2)))
+    for name in (*ENTRIES, "inner_gap", "eps"):
+        assert name in text

@@ -1,0 +1,57 @@
+"""What a newcomer meets first: import, names, version, metadata."""
+
+import importlib.metadata
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+import pdbo
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_import_starts_no_backend_and_no_extras():
+    code = (
+        "import sys, pdbo\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+        "heavy = {'matplotlib', 'sklearn', 'optax', 'typer', 'rich', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    python(code)
+
+
+def test_import_costs_at_most_half_a_second_more_than_jax():
+    def seconds(code):
+        start = time.perf_counter()
+        python(code)
+        return time.perf_counter() - start
+
+    pairs = [seconds("import pdbo") - seconds("import jax") for _ in range(3)]
+    assert statistics.median(pairs) <= 0.5
+
+
+def test_version_is_said_once():
+    assert importlib.metadata.version("pdbo") == pdbo.__version__
+    assert f"version: {pdbo.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_is_typed_and_documented():
+    assert (pathlib.Path(pdbo.__file__).parent / "py.typed").exists()
+    for name in dir(pdbo):
+        if not name.startswith("_") and callable(getattr(pdbo, name)):
+            assert getattr(pdbo, name).__doc__, name
+
+
+def test_ci_runs_the_command_of_the_readme():
+    commands = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    tests = [c for c in commands if "pytest" in c]
+    assert len(tests) == 1
+    assert "README.md" in (ROOT / ".ci" / "run").read_text()
