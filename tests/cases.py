@@ -1,8 +1,10 @@
-"""Problems with closed forms, shared by the tests."""
+"""Problems with closed forms, and what counts and forbids derivatives, shared by the tests."""
 
+import collections
 import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,48 @@ def paper_pdbo(**changes: Any) -> pdbo.PDBO:
         multiplier0=2.0,
     )
     return pdbo.PDBO(**(settings | changes))
+
+
+def iterate(problem: pdbo.Problem, solver: pdbo.Solver, x: Any, y: Any, steps: int) -> Any:
+    """The solver's state after so many steps, from arrays; compiled once whatever their number."""
+    return _iterate(problem, solver, x, y, jnp.asarray(steps))
+
+
+@eqx.filter_jit
+def _iterate(problem, solver, x, y, steps):
+    state = solver.init(problem, x, y, jax.random.key(0))
+    return jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
+
+
+# The home of every solver: a quadratic with one inner minimum, y = A x, and one optimum.
+
+A = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, -0.6]])
+H = np.diag([1.0, 0.8, 0.6])
+TARGET = np.array([1.0, -2.0, 0.5])
+X0, Y0 = np.array([0.9, -0.4]), np.array([0.3, -0.5, 0.6])
+X_STAR = np.linalg.solve(A.T @ A + 0.5 * np.eye(2), A.T @ TARGET)
+Y_STAR = A @ X_STAR
+
+
+def home(y_set: pdbo.Set | None = None, **limit: float) -> pdbo.Problem:
+    """The quadratic; f, g or the gradient of f is NaN where x is farther than its limit from X0."""
+    limits = {"f": np.inf, "g": np.inf, "gradient": np.inf} | limit
+    data = {"A": A, "H": H, "target": TARGET, "start": X0}
+    data["limit"] = {name: np.array(value) for name, value in limits.items()}
+    return pdbo.Problem(home_f, home_g, data, y_set=y_set)
+
+
+def home_f(x: Any, y: Any, data: Any) -> Any:
+    far = jnp.sum((x - data["start"]) ** 2)
+    value = 0.5 * jnp.sum((y - data["target"]) ** 2) + 0.25 * jnp.sum(x**2)
+    steep = jnp.sqrt(jnp.where(far > data["limit"]["gradient"] ** 2, 0 * far, 1.0)) - 1
+    return jnp.where(far > data["limit"]["f"] ** 2, jnp.nan, value + steep)
+
+
+def home_g(x: Any, y: Any, data: Any) -> Any:
+    far = jnp.sum((x - data["start"]) ** 2)
+    r = y - data["A"] @ x
+    return jnp.where(far > data["limit"]["g"] ** 2, jnp.nan, 0.5 * jnp.dot(r, data["H"] @ r))
 
 
 class Known(NamedTuple):
@@ -152,10 +196,12 @@ def first_order(function: Any) -> Any:
 
     def forward(*args):
         value, gradient = jax.value_and_grad(function, (0, 1))(*args)
-        return value, _no_second(gradient)
+        return value, (_no_second(gradient), len(args))
 
-    def backward(gradient, cotangent):
-        return jax.tree.map(lambda leaf: cotangent * leaf, gradient)
+    def backward(kept, cotangent):
+        gradient, count = kept
+        scaled = jax.tree.map(lambda leaf: cotangent * leaf, gradient)
+        return (*scaled, *[None] * (count - 2))  # data has no gradient
 
     once.defvjp(forward, backward)
     return once
@@ -171,3 +217,59 @@ def _raise(*_):
 
 
 _no_second.defvjp(_raise, _raise)
+
+
+def counted() -> tuple[pdbo.Problem, Any]:
+    """A problem of two quadratics on the host, and a tally of what was asked of them.
+
+    The tally's keys are ("f", "gradient"), ("f", "product") and the same for g.
+    """
+    tally = collections.Counter()
+    matrices = np.array([[2.0, 0.3], [0.3, 1.0]]), np.array([[1.0, 0.5], [0.5, 1.5]])
+    f, g = (
+        _counted(np.kron(m, np.eye(2)), tally, name) for m, name in zip(matrices, "fg", strict=True)
+    )
+    return pdbo.Problem(f, g, y_set=pdbo.Box(-9.0, 9.0)), tally
+
+
+def _counted(matrix, tally, name):
+    n = matrix.shape[0] // 2
+
+    def host(event, function, shape):
+        def call(*args):
+            tally[name, event] += 1
+            return function(*map(np.asarray, args))
+
+        return lambda *args: jax.pure_callback(call, shape, *args, vmap_method="sequential")
+
+    like = jax.ShapeDtypeStruct((n,), jnp.float64)
+    stack = np.concatenate
+    first = host(
+        "gradient", lambda x, y: tuple((matrix @ (stack([x, y]) - 1)).reshape(2, n)), (like, like)
+    )
+    to_x = host("product", lambda u, v: (matrix @ stack([u, v]))[:n], like)
+    to_y = host("product", lambda u, v: (matrix @ stack([u, v]))[n:], like)
+
+    gradient = jax.custom_vjp(first)
+    gradient.defvjp(lambda x, y: (first(x, y), None), lambda _, c: (to_x(*c), to_y(*c)))
+
+    @jax.custom_vjp
+    def value(x, y):
+        z = jnp.concatenate([x, y]) - 1
+        return 0.5 * z @ matrix @ z
+
+    value.defvjp(
+        lambda x, y: (value(x, y), (x, y)),
+        lambda z, c: tuple(c * part for part in gradient(*z)),
+    )
+    return value
+
+
+COMPILED: list[str] = []
+"""Grows by one entry with every program that JAX compiles."""
+
+
+@jax.monitoring.register_event_duration_secs_listener
+def _note_compilation(event, *_, **__):
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(event)

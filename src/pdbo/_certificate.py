@@ -11,11 +11,14 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError
-from ._minimize import minimize
-from ._problem import Problem, check_point, traced
+from ._minimize import Minimum, minimize
+from ._problem import Problem, check_functions, check_point, traced
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
+
+ITERATIONS = 2000
+"""The most gradients spent on an inner value."""
 
 
 class Certificate(eqx.Module):
@@ -77,7 +80,7 @@ def certify(
     *,
     slack: Any = None,
     max_slack: Any = MAX_SLACK,
-    iterations: int = 2000,
+    iterations: int = ITERATIONS,
 ) -> Certificate:
     r"""The certificate of a point, however it was found.
 
@@ -109,19 +112,21 @@ def certify(
 
 
 def certify_float64(
-    problem: Problem, x: PyTree, y: PyTree, multiplier: Any, **options: Any
+    problem: Problem, x: PyTree, y: PyTree, multiplier: Any, max_slack: Any
 ) -> Certificate:
-    """`certify` in double precision, whatever the precision of the problem.
+    """`certify` of a checked point in double precision, whatever the precision of the problem.
 
     Where f or g insist on another precision, the certificate is in theirs, as its dtype shows.
     """
     with jax.enable_x64(True):
+        doubled = trees.astype((problem, x, y, multiplier), jnp.float64)
         try:
-            doubled = trees.astype((problem, x, y, multiplier), jnp.float64)
-            return certify(*doubled, **options)
+            check_functions(*doubled[:3])
         except ProblemError:
             pass
-    return certify(problem, x, y, multiplier, **options)
+        else:
+            return _to_numpy(_measure(*doubled, None, max_slack, ITERATIONS))
+    return _to_numpy(_measure(problem, x, y, multiplier, None, max_slack, ITERATIONS))
 
 
 def _to_numpy(certificate: Certificate) -> Certificate:
@@ -141,7 +146,7 @@ def measure(
     """The traceable heart of `certify`; without `neighbour` only the point itself is measured."""
     z_set = _Pair(problem)
     max_slack = jnp.asarray(max_slack, trees.dtype(x))
-    inner = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
+    inner, point, large = _inner_and_neighbour(problem, x, y, iterations, neighbour)
     g_xhat = jax.grad(problem.inner, 0)(x, inner.point)
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
 
@@ -175,7 +180,6 @@ def measure(
 
     candidates = at(y, multiplier, jnp.zeros_like(inner.value), fit=True)
     if neighbour:
-        point, large = _neighbour(problem, x, y, iterations)
         candidates += at(point, large, trees.norm(trees.sub(point, y)), fit=False)
     best = candidates[0]
     for other in candidates[1:]:
@@ -198,13 +202,18 @@ class _Pair(eqx.Module):
         return trees.norm(self.tangent(z, trees.scale(-1, gradient)))
 
 
-def _neighbour(problem: Problem, x: PyTree, y: PyTree, iterations: Any) -> tuple[PyTree, Array]:
-    r"""$y_w \approx \arg\min_v f(x, v)/\lambda + g(x, v)$ near y, and its $\lambda$.
+def _inner_and_neighbour(
+    problem: Problem, x: PyTree, y: PyTree, iterations: Any, neighbour: bool
+) -> tuple[Minimum, PyTree, Array]:
+    r"""The inner minimum from y, and $y_w \approx \arg\min_v f(x, v)/\lambda + g(x, v)$ near y.
 
     $\lambda$ is set so that $y_w$ lies about $\epsilon^{1/3}$ (relative) from an exact inner
     solution, which balances the bias of a finite multiplier against rounding times $\lambda$. A
     first guess from the curvature of g along $\nabla_y f$ is corrected by where it led.
     """
+    if not neighbour:
+        inner = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
+        return inner, y, jnp.zeros_like(inner.value)
     slope = jax.grad(problem.outer, 1)(x, y)
     size = trees.norm(slope)
     move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.norm(y))
@@ -212,10 +221,12 @@ def _neighbour(problem: Problem, x: PyTree, y: PyTree, iterations: Any) -> tuple
     probe = problem.y_set.project(trees.axpy(-move / jnp.where(size > 0, size, 1), slope, y))
     change = trees.norm(trees.sub(inner_slope(x, probe), inner_slope(x, y)))
     curvature = jnp.where(change > 0, change / move, 1)
+    guess = jnp.where(size > 0, size / (curvature * move), 1)
 
-    def solve(_: Any, s: tuple[PyTree, Array, Array]) -> tuple[PyTree, Array, Array]:
-        _, _, multiplier = s
-        weight = 1 / multiplier
+    # one loop, so that the minimiser is compiled once: first g alone, then two multipliers
+    def solve(index: Any, s: tuple[Minimum, PyTree, Array, Array]) -> tuple[Any, ...]:
+        inner, _, _, multiplier = s
+        weight = jnp.where(index > 0, 1 / multiplier, 0)
         found = minimize(
             lambda v: weight * problem.outer(x, v) + problem.inner(x, v),
             problem.y_set,
@@ -223,11 +234,13 @@ def _neighbour(problem: Problem, x: PyTree, y: PyTree, iterations: Any) -> tuple
             iterations,
         )
         ratio = trees.norm(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
-        return found.point, multiplier, multiplier * jnp.clip(ratio, 0.1, 1e3)
+        ratio = jnp.where(index > 0, jnp.clip(ratio, 0.1, 1e3), 1)
+        inner = trees.where(index > 0, inner, found)
+        return inner, found.point, multiplier, multiplier * ratio
 
-    guess = jnp.where(size > 0, size / (curvature * move), 1)
-    point, multiplier, _ = lax.fori_loop(0, 2, solve, (y, guess, guess))
-    return point, multiplier
+    blank = Minimum(y, *(jnp.zeros_like(size),) * 2)
+    inner, point, multiplier, _ = lax.fori_loop(0, 3, solve, (blank, y, guess, guess))
+    return inner, point, multiplier
 
 
 def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:

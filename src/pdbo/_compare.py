@@ -121,9 +121,8 @@ def _budget(budget: Any) -> tuple[str, float]:
         if len(budget) == 1 and next(iter(budget)) in ("steps", "calls", "seconds"):
             ((unit, most),) = budget.items()
         else:
-            raise ProblemError(
-                f"budget must be one of steps, calls and seconds, got {', '.join(map(str, budget))}."
-            )
+            got = ", ".join(map(str, budget))
+            raise ProblemError(f"budget must be one of steps, calls and seconds, got {got}.")
     else:
         unit, most = "steps", budget
     if isinstance(most, bool) or not isinstance(most, int | float) or not 0 < most < np.inf:

@@ -110,8 +110,7 @@ def check_point(
     x, y = _arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
-    for name, call in (("f", problem.outer), ("g", problem.inner)):
-        _check_function(name, call, x, y)
+    check_functions(problem, x, y)
     if traced(problem, x, y):
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
     x, y, apart, values = _enter(problem, x, y, project)
@@ -175,6 +174,12 @@ def _arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
 def _canonical(leaf: Any) -> Any:
     """The dtype JAX gives a NumPy array: float64 is float32 unless 64 bits are enabled."""
     return jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)
+
+
+def check_functions(problem: Problem, x: PyTree, y: PyTree) -> None:
+    """Raise a ProblemError where f or g do not take the point to a scalar of its dtype."""
+    for name, call in (("f", problem.outer), ("g", problem.inner)):
+        _check_function(name, call, x, y)
 
 
 def _check_function(name: str, call: Callable, x: PyTree, y: PyTree) -> None:

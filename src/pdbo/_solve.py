@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._certificate import MAX_SLACK, certify_float64, measure
+from ._certificate import ITERATIONS, MAX_SLACK, certify_float64, measure
 from ._errors import RESULTS, ProblemError, SolveError
 from ._problem import Problem, check_point, traced
 from ._progress import Progress
@@ -116,8 +116,14 @@ def _begin(
         raise ProblemError("solver is needed: for example pdbo.PDBO().")
     x, y = check_point(problem, x0, y0)
     key = jax.random.key(0) if key is None else key
-    inner = solver.init(problem, x, y, key)
-    return State(solver, inner, jnp.zeros((), jnp.int32), 1 + trees.max_abs((x, y)))
+    return (_launch if traced(problem, x, y, solver, key) else _launch_jit)(
+        problem, x, y, solver, key
+    )
+
+
+def _launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
+    scale = 1 + trees.max_abs((x, y))
+    return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
 
 
 def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
@@ -258,6 +264,7 @@ def _replay(problem: Problem, run: State, count: Any) -> State:
     return State(run.solver, inner, run.step + taken, run.scale)
 
 
+_launch_jit = eqx.filter_jit(_launch)
 _advance_jit = eqx.filter_jit(_advance)
 _replay_jit = eqx.filter_jit(_replay)
 
@@ -274,7 +281,7 @@ def _solve_traced(
     run = _replay(problem, run, jnp.where(failed, every, 0))
     point = run.solver.output(run.inner)
     slack = MAX_SLACK if point.slack is None else jnp.maximum(point.slack, MAX_SLACK)
-    certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, 2000)
+    certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, ITERATIONS)
     unfinished = (chunk.code == _RUNNING) | (chunk.code == RESULTS.success)
     verdict = jnp.where(certificate.eps <= tol, RESULTS.success, RESULTS.max_steps)
     return Solution(
@@ -340,11 +347,14 @@ def _conclude(
     """The solution at a state, its certificate recomputed in double precision."""
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
-    certificate = certify_float64(problem, point.x, point.y, point.multiplier, max_slack=max_slack)
+    certificate = certify_float64(problem, point.x, point.y, point.multiplier, max_slack)
     if code in (_RUNNING, RESULTS.success):
         code = RESULTS.success if certificate.eps <= tol else RESULTS.max_steps
-    f, g = _values(problem, point.x, point.y)
     merged = {k: np.concatenate([rows[k] for rows in history]) for k in history[0]}
+    if code == RESULTS.nonfinite:  # the point found again lies between two records
+        f, g = _values(problem, point.x, point.y)
+    else:
+        f, g = merged["f"][-1], merged["g"][-1]
     return Solution(
         point.x,
         point.y,

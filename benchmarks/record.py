@@ -1,0 +1,49 @@
+"""What every measurement leaves behind: settings, versions, device and results as JSON."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import pdbo
+
+FOLDER = pathlib.Path(__file__).parent / "records"
+
+
+def provenance() -> dict[str, Any]:
+    """Versions and device of this run."""
+    packages = ("jax", "jaxlib", "equinox", "numpy")
+    versions = {p: importlib.metadata.version(p) for p in packages}
+    return {
+        "versions": {"pdbo": pdbo.__version__, **versions},
+        "python": platform.python_version(),
+        "device": str(jax.devices()[0].device_kind),
+        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "x64": bool(jax.config.jax_enable_x64),
+    }
+
+
+def write(name: str, settings: dict[str, Any], results: Any) -> pathlib.Path:
+    """Keep a record as benchmarks/records/NAME.json."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    record = {"name": name, "settings": settings, "results": results, **provenance()}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def median_seconds(call: Callable[[], Any], repeats: int = 7) -> float:
+    """The median time of a call, its result waited for."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,182 @@
+"""Many starts in one compiled batch, and the best of what they found."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.stats import norm
+from jaxtyping import Array, PyTree
+
+from ._certificate import MAX_SLACK, certify_float64
+from ._errors import RESULTS, ProblemError
+from ._problem import Problem, check_point
+from ._sets import Box, Product, Set
+from ._solution import Solution
+from ._solve import solve
+from .solvers._auto import AutoPDBO
+from .solvers._base import Solver
+
+STEPS = 1_000
+
+
+class BestOf(Solution):
+    """The best solution of a batch.
+
+    Attributes:
+        all: every solution, as one `Solution` with a leading axis.
+        index: which of them this one is.
+    """
+
+    all: Any = None
+    index: int = eqx.field(static=True, default=0)
+
+
+def multistart(
+    problem: Problem,
+    x0s: PyTree,
+    y0s: PyTree,
+    solver: Solver | None = None,
+    *,
+    starts: int | None = None,
+    radius: Any = None,
+    steps: int = STEPS,
+    tol: Any = 1e-4,
+    every: int = 100,
+    key: Array | None = None,
+) -> BestOf:
+    """Solve from many starts at once and return the best solution; `.all` holds every one.
+
+    The best has its certificate within the tolerance, or, where none has, an inner gap within it;
+    among these it has the lowest f. Its certificate is recomputed in double precision.
+
+    Arguments:
+        problem: the problem.
+        x0s, y0s: the starts, with a leading axis; or, where `starts` is given, one start.
+        solver: the method, `AutoPDBO()` unless named.
+        starts: how many starts to make of the one given: itself, and points spread evenly over the
+            bounded sets or, where a set is unbounded, around it.
+        radius: how far around it; three times its root mean square unless given, at least 1.
+        steps, tol, every: as in `solve`, for each start.
+        key: a PRNG key for the spread and for solvers that draw random numbers.
+    """
+    solver = AutoPDBO() if solver is None else solver
+    if not isinstance(solver, Solver):
+        raise ProblemError(f"solver must be a pdbo solver, got {type(solver).__name__}.")
+    key = jax.random.key(0) if key is None else key
+    if starts is not None:
+        if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
+            raise ProblemError(f"starts must be a whole number >= 1, got {starts!r}.")
+        x0, y0 = check_point(problem, x0s, y0s)
+        x0s, y0s = _spread(problem, x0, y0, starts, radius, key)
+    x0s, y0s = jax.tree.map(jnp.asarray, (x0s, y0s))
+    counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves((x0s, y0s))}
+    if len(counts) != 1 or counts == {()} or counts == {(0,)}:
+        raise ProblemError(
+            "x0s and y0s need one leading axis of the same length, the starts; with one start give "
+            "starts=n."
+        )
+    check_point(problem, *jax.tree.map(lambda leaf: leaf[0], (x0s, y0s)), project=False)
+    (count,) = next(iter(counts))
+    batch = _batch(problem, x0s, y0s, solver, jax.random.split(key, count), tol, steps, every)
+    return _best(problem, batch, float(tol))
+
+
+@eqx.filter_jit
+def _batch(
+    problem: Problem,
+    x0s: PyTree,
+    y0s: PyTree,
+    solver: Solver,
+    keys: Array,
+    tol: Any,
+    steps: int,
+    every: int,
+) -> Solution:
+    def one(x0: PyTree, y0: PyTree, key: Array) -> Solution:
+        return solve(problem, x0, y0, solver, steps=steps, tol=tol, every=every, key=key)
+
+    return eqx.filter_vmap(one)(x0s, y0s, keys)
+
+
+def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
+    code, f = np.asarray(batch.code), np.asarray(batch.f, float)
+    gap = np.asarray(batch.certificate.inner_gap, float)  # type: ignore
+    certified = code == RESULTS.success
+    sound = np.isin(code, (RESULTS.success, RESULTS.max_steps)) & np.isfinite(f)
+    rank = np.where(certified, 0, np.where(sound & (gap <= tol), 1, np.where(sound, 2, 3)))
+    index = int(np.lexsort((np.where(np.isfinite(f), f, np.inf), rank))[0])
+    best: Solution = jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, batch)
+    certificate = certify_float64(problem, best.x, best.y, best.multiplier, max_slack=MAX_SLACK)
+    rows = np.asarray(best.history["step"]) >= 0
+    history = {name: np.asarray(column)[rows] for name, column in best.history.items()}
+    verdict = RESULTS.success if certificate.eps <= tol else RESULTS.max_steps
+    best = dataclasses.replace(
+        best,
+        certificate=certificate,
+        code=np.int32(verdict if rank[index] < 3 else code[index]),
+        history=history,
+        steps=int(best.steps),
+    )
+    fields = {field.name: getattr(best, field.name) for field in dataclasses.fields(best)}
+    return BestOf(**fields, all=batch, index=index)
+
+
+def _spread(
+    problem: Problem, x0: PyTree, y0: PyTree, starts: int, radius: Any, key: Array
+) -> tuple[PyTree, PyTree]:
+    """The start given and `starts - 1` points of a shifted Kronecker sequence over the sets."""
+    flat, split = ravel_pytree((x0, y0))
+    u = _kronecker(starts, flat.size, key).astype(flat.dtype)
+
+    def place(u: Array) -> tuple[PyTree, PyTree]:
+        in_x, in_y = split(u)
+        return _point(problem.x_set, x0, in_x, radius), _point(problem.y_set, y0, in_y, radius)
+
+    drawn = jax.vmap(place)(u)
+    return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))
+
+
+def _kronecker(count: int, size: int, key: Array) -> Array:
+    """Points of the unit cube: multiples of powers of the generalised golden ratio, mod 1.
+
+    Reference: Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018). Beyond a
+    few dozen dimensions no sequence is more even than random points; there they are random.
+    """
+    if size > 32:
+        return jax.random.uniform(key, (count, size))
+    golden = 2.0
+    for _ in range(60):
+        golden = (1 + golden) ** (1 / (size + 1))
+    powers = golden ** -np.arange(1.0, size + 1)
+    shift = jax.random.uniform(key, (size,))
+    return (shift + jnp.asarray(np.outer(np.arange(count), powers) % 1, shift.dtype)) % 1
+
+
+def _point(set_: Set, z: PyTree, u: PyTree, radius: Any) -> PyTree:
+    """The point of a set that u in the unit cube stands for, around z where it is unbounded."""
+    if isinstance(set_, Product):
+        return jax.tree.map(
+            lambda part, z, u: _point(part, z, u, radius),
+            set_.tree,
+            z,
+            u,
+            is_leaf=lambda leaf: isinstance(leaf, Set),
+        )
+    flat, unravel = ravel_pytree(z)
+    reach = jnp.maximum(3 * jnp.sqrt(jnp.mean(flat**2)), 1) if radius is None else radius
+    v = ravel_pytree(u)[0]
+    if isinstance(set_, Box):  # its two ends are what infinities project to
+        lo, hi = (
+            ravel_pytree(set_.project(unravel(0 * flat + end)))[0] for end in (-jnp.inf, jnp.inf)
+        )
+        lo = jnp.where(jnp.isfinite(lo), lo, flat - reach)
+        hi = jnp.where(jnp.isfinite(hi), hi, flat + reach)
+        return set_.project(unravel(lo + v * (hi - lo)))
+    normal = norm.ppf(jnp.clip(v, 1e-3, 1 - 1e-3)).astype(flat.dtype)
+    diameter = set_.diameter(z)
+    reach = jnp.where(jnp.isfinite(diameter), diameter / 2, reach)
+    return set_.project(unravel(flat + reach * normal))
