@@ -18,32 +18,36 @@ solvers = {
     "ITD-R (unrolled)": pdbo.ITD(outer_step=0.2, inner_step=0.5, inner_steps=5),
 }
 
-if __name__ == "__main__":
+COLORS = {"PDBO": "#0072B2", "AID-FP (implicit)": "#D55E00", "ITD-R (unrolled)": "#009E73"}
+LINES = {"PDBO": "-", "AID-FP (implicit)": "--", "ITD-R (unrolled)": ":"}
+
+
+def main(path: str = "toy.png") -> dict:
+    """Run the three solvers from (2, (0.5, 0.5)), print where they end and draw their paths."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2)
-    styles = {"PDBO": ("#0072B2", "-"), "AID-FP (implicit)": ("#D55E00", "--")}
-    print(f"{'':20}{'x':>10}{'f':>12}{'eps':>12}   certified to 1e-3")
+    paths, curves = figure.subplots(1, 2)
+    found = {}
+    print(f"{'':20}{'x':>10}{'f':>12}{'eps':>12}")
     for name, solver in solvers.items():
         sol = pdbo.solve(
-            problem,
-            x0=2.0,
-            y0=jnp.array([0.5, 0.5]),
-            solver=solver,
-            steps=100,
-            every=1,
-            tol=0.0,
+            problem, 2.0, jnp.array([0.5, 0.5]), solver, steps=100, every=1, tol=0.0,
             observe=lambda x, y: {"x": x, "y": y},
-        )
-        eps = sol.certificate.eps
-        print(f"{name:20}{float(sol.x):10.4f}{float(sol.f):12.2e}{eps:12.2e}   {eps <= 1e-3}")
-        color, line = styles.get(name, ("#009E73", ":"))
-        panels[0].plot(sol.history["x"], sol.history["y"][:, 1], line, color=color, label=name)
-        panels[0].plot(float(sol.x), float(sol.y[1]), "o", color=color)
-        panels[1].semilogy(sol.history["step"], sol.history["f"], line, color=color, label=name)
-    panels[0].plot(1, 1, "k*", markersize=14, label="optimum")
-    panels[0].set(xlabel="x", ylabel="y[1], invisible to the inner problem", title="paths")
-    panels[0].legend()
-    panels[1].set(xlabel="iteration", ylabel="f", title="outer objective")
-    figure.savefig("toy.png", dpi=150)
+        )  # fmt: skip
+        found[name] = {"x": float(sol.x), "f": float(sol.f), "eps": float(sol.certificate.eps)}
+        print(f"{name:20}{sol.x:10.4f}{sol.f:12.2e}{sol.certificate.eps:12.2e}")
+        style = {"color": COLORS[name], "linestyle": LINES[name], "linewidth": 2}
+        paths.plot(sol.history["x"], sol.history["y"][:, 1], label=name, **style)
+        paths.plot(sol.x, sol.y[1], "o", color=COLORS[name])
+        curves.semilogy(sol.history["step"], sol.history["f"], label=name, **style)
+    paths.plot(1, 1, "k*", markersize=14, label="optimum")
+    paths.set(xlabel="x", ylabel="y[1], invisible to the inner problem", title="paths")
+    paths.legend()
+    curves.set(xlabel="iteration", ylabel="f", title="outer objective")
+    figure.savefig(path, dpi=150)
+    return found
+
+
+if __name__ == "__main__":
+    main()

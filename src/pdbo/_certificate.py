@@ -180,7 +180,7 @@ def measure(
 
     candidates = at(y, multiplier, jnp.zeros_like(inner.value), fit=True)
     if neighbour:
-        candidates += at(point, large, trees.norm(trees.sub(point, y)), fit=False)
+        candidates += at(point, large, trees.length(trees.sub(point, y)), fit=False)
     best = candidates[0]
     for other in candidates[1:]:
         best = trees.where(other.eps < best.eps, other, best)
@@ -199,7 +199,7 @@ class _Pair(eqx.Module):
         return (self.problem.x_set.tangent(z[0], v[0]), self.problem.y_set.tangent(z[1], v[1]))
 
     def residual(self, z: PyTree, gradient: PyTree) -> Array:
-        return trees.norm(self.tangent(z, trees.scale(-1, gradient)))
+        return trees.length(self.tangent(z, trees.scale(-1, gradient)))
 
 
 def _inner_and_neighbour(
@@ -215,11 +215,11 @@ def _inner_and_neighbour(
         inner = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
         return inner, y, jnp.zeros_like(inner.value)
     slope = jax.grad(problem.outer, 1)(x, y)
-    size = trees.norm(slope)
-    move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.norm(y))
+    size = trees.length(slope)
+    move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.length(y))
     inner_slope = jax.grad(problem.inner, 1)
     probe = problem.y_set.project(trees.axpy(-move / jnp.where(size > 0, size, 1), slope, y))
-    change = trees.norm(trees.sub(inner_slope(x, probe), inner_slope(x, y)))
+    change = trees.length(trees.sub(inner_slope(x, probe), inner_slope(x, y)))
     curvature = jnp.where(change > 0, change / move, 1)
     guess = jnp.where(size > 0, size / (curvature * move), 1)
 
@@ -233,7 +233,7 @@ def _inner_and_neighbour(
             y,
             iterations,
         )
-        ratio = trees.norm(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
+        ratio = trees.length(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
         ratio = jnp.where(index > 0, jnp.clip(ratio, 0.1, 1e3), 1)
         inner = trees.where(index > 0, inner, found)
         return inner, found.point, multiplier, multiplier * ratio

@@ -150,8 +150,8 @@ def _compiled(problem: Problem, run: State, every: int, optimum: Any) -> tuple[A
             return {}
         at = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), (x, y), optimum)
         return {
-            "x_error": trees.norm(trees.sub(x, at[0])),
-            "y_error": trees.norm(trees.sub(y, at[1])),
+            "x_error": trees.length(trees.sub(x, at[0])),
+            "y_error": trees.length(trees.sub(y, at[1])),
         }
 
     @eqx.filter_jit

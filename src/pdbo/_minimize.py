@@ -47,9 +47,9 @@ def minimize(
     start = constraint.project(start)
     value, gradient = value_and_grad(start)
     eps = jnp.finfo(value.dtype).eps
-    residual = constraint.residual(start, gradient)
+    residual = trees.length(constraint.tangent(start, trees.scale(-1, gradient)))
     # the first step moves by a hundredth of the size of the point; the secant takes over from there
-    first = 0.01 * (1 + trees.norm(start)) / jnp.maximum(trees.norm(gradient), eps)
+    first = 0.01 * (1 + trees.length(start)) / jnp.maximum(trees.length(gradient), eps)
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
     search = _Search(start, value, gradient, first, value, best, zero, zero)
@@ -64,7 +64,7 @@ def minimize(
         rounding = 8 * eps * jnp.maximum(jnp.abs(value), jnp.abs(s.reference))
         slope = trees.dot(s.gradient, move)
         keep = value <= s.reference + 1e-4 * slope + rounding  # false for NaN
-        residual = constraint.residual(z, gradient)
+        residual = trees.length(constraint.tangent(z, trees.scale(-1, gradient)))
         ss, sy, yy = trees.dot(move, move), trees.dot(move, change), trees.dot(change, change)
         # alternate the long and the short secant step; with no curvature lengthen the last one
         long, short = ss / jnp.where(sy > 0, sy, 1), sy / jnp.where(yy > 0, yy, 1)
