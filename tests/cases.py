@@ -60,7 +60,10 @@ Y_STAR = A @ X_STAR
 
 
 def home(y_set: pdbo.Set | None = None, **limit: float) -> pdbo.Problem:
-    """The quadratic; f, g or the gradient of f is NaN where x is farther than its limit from X0."""
+    """The quadratic; f, g or the gradient of f is NaN where x is farther than a limit from X0.
+
+    The gradients of an f or g that is NaN are those of the quadratic, so that iterates carry on.
+    """
     limits = {"f": np.inf, "g": np.inf, "gradient": np.inf} | limit
     data = {"A": A, "H": H, "target": TARGET, "start": X0}
     data["limit"] = {name: np.array(value) for name, value in limits.items()}
@@ -68,16 +71,18 @@ def home(y_set: pdbo.Set | None = None, **limit: float) -> pdbo.Problem:
 
 
 def home_f(x: Any, y: Any, data: Any) -> Any:
-    far = jnp.sum((x - data["start"]) ** 2)
     value = 0.5 * jnp.sum((y - data["target"]) ** 2) + 0.25 * jnp.sum(x**2)
-    steep = jnp.sqrt(jnp.where(far > data["limit"]["gradient"] ** 2, 0 * far, 1.0)) - 1
-    return jnp.where(far > data["limit"]["f"] ** 2, jnp.nan, value + steep)
+    steep = jnp.sqrt(jnp.where(_far(x, data, "gradient"), 0 * value, 1.0)) - 1
+    return value + steep + jnp.where(_far(x, data, "f"), jnp.nan, 0.0)
 
 
 def home_g(x: Any, y: Any, data: Any) -> Any:
-    far = jnp.sum((x - data["start"]) ** 2)
     r = y - data["A"] @ x
-    return jnp.where(far > data["limit"]["g"] ** 2, jnp.nan, 0.5 * jnp.dot(r, data["H"] @ r))
+    return 0.5 * jnp.dot(r, data["H"] @ r) + jnp.where(_far(x, data, "g"), jnp.nan, 0.0)
+
+
+def _far(x, data, name):
+    return jnp.sum((x - data["start"]) ** 2) > data["limit"][name] ** 2
 
 
 class Known(NamedTuple):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import pdbo
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -20,6 +22,8 @@ def python(code):
 def test_import_starts_no_backend_and_no_extras():
     code = (
         "import sys, pdbo\n"
+        "assert 'jax' not in sys.modules\n"
+        "pdbo.solve, pdbo.PDBO, pdbo.Box\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "heavy = {'matplotlib', 'sklearn', 'optax', 'typer', 'rich', 'pandas'} & set(sys.modules)\n"
@@ -28,13 +32,24 @@ def test_import_starts_no_backend_and_no_extras():
     python(code)
 
 
+def test_names_are_the_table_of_contents():
+    """The names for type checkers, loaded lazily at run time, are one list."""
+    text = pathlib.Path(pdbo.__file__).read_text()
+    listed = re.findall(r"^    from \.\w+ import (\w+) as \1$", text, re.M)
+    assert sorted(listed) == pdbo.__all__
+    for name in pdbo.__all__:
+        assert getattr(pdbo, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Sovler'"):
+        _ = pdbo.Sovler
+
+
 def test_import_costs_at_most_half_a_second_more_than_jax():
     def seconds(code):
         start = time.perf_counter()
         python(code)
         return time.perf_counter() - start
 
-    pairs = [seconds("import pdbo") - seconds("import jax") for _ in range(3)]
+    pairs = [seconds("import pdbo; pdbo.solve") - seconds("import jax") for _ in range(3)]
     assert statistics.median(pairs) <= 0.5
 
 
@@ -45,9 +60,8 @@ def test_version_is_said_once():
 
 def test_is_typed_and_documented():
     assert (pathlib.Path(pdbo.__file__).parent / "py.typed").exists()
-    for name in dir(pdbo):
-        if not name.startswith("_") and callable(getattr(pdbo, name)):
-            assert getattr(pdbo, name).__doc__, name
+    for name in pdbo.__all__:
+        assert getattr(pdbo, name).__doc__, name
 
 
 def test_ci_runs_the_command_of_the_readme():

@@ -122,10 +122,7 @@ def test_success_is_what_the_double_certificate_says(x32):
             sol = pdbo.solve(
                 problem, start[0], jnp.array(start[1]), SOLVERS["pdbo"], steps=400, tol=tol
             )
-            with jax.enable_x64(True):
-                again = pdbo.certify(
-                    problem, np.float64(sol.x), np.asarray(sol.y, np.float64), float(sol.multiplier)
-                )
+            again = pdbo.certify(problem, sol.x, sol.y, sol.multiplier)
             assert sol.ok == (again.eps <= tol)
             assert sol.certificate.eps == pytest.approx(again.eps, rel=1e-6)
             assert sol.result is (pdbo.RESULTS.success if sol.ok else pdbo.RESULTS.max_steps)

@@ -84,7 +84,8 @@ def certify(
 ) -> Certificate:
     r"""The certificate of a point, however it was found.
 
-    The inner value is recomputed by a minimiser of its own started at y. The multiplier given is
+    Outside of jit and vmap it is computed in double precision, whatever that of the problem. The
+    inner value is recomputed by a minimiser of its own started at y. The multiplier given is
     tried, and so is the least-squares one, $\arg\min_{\lambda \ge 0}
     \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$; the better certificate is returned.
 
@@ -100,33 +101,39 @@ def certify(
             but no more than `max_slack`.
         iterations: the most gradients of g spent on the inner value, and again on the neighbour.
     """
-    if not traced(problem, x, y):
-        x, y = check_point(problem, x, y, project=False)
+    x, y = check_point(problem, x, y, project=False)
     if multiplier is not None and not traced(multiplier):
         if np.ndim(multiplier) != 0 or not np.isfinite(multiplier) or multiplier < 0:
             raise ProblemError(f"multiplier must be one finite number >= 0, got {multiplier}.")
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
     if traced(problem, x, y, multiplier, slack):
         return measure(problem, x, y, multiplier, slack, max_slack, iterations)
-    return _to_numpy(_measure(problem, x, y, multiplier, slack, max_slack, iterations))
+    return measure_double(problem, x, y, multiplier, slack, max_slack, iterations)
 
 
-def certify_float64(
-    problem: Problem, x: PyTree, y: PyTree, multiplier: Any, max_slack: Any
+def measure_double(
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    multiplier: Array | None,
+    slack: Any,
+    max_slack: Any,
+    iterations: int = ITERATIONS,
 ) -> Certificate:
-    """`certify` of a checked point in double precision, whatever the precision of the problem.
+    """`measure` in double precision, whatever the precision of the problem.
 
     Where f or g insist on another precision, the certificate is in theirs, as its dtype shows.
     """
+    options = (slack, max_slack, iterations)
     with jax.enable_x64(True):
-        doubled = trees.astype((problem, x, y, multiplier), jnp.float64)
+        problem_, x_, y_, multiplier_ = trees.astype((problem, x, y, multiplier), jnp.float64)
         try:
-            check_functions(*doubled[:3])
+            check_functions(problem_, x_, y_)
         except ProblemError:
             pass
         else:
-            return _to_numpy(_measure(*doubled, None, max_slack, ITERATIONS))
-    return _to_numpy(_measure(problem, x, y, multiplier, None, max_slack, ITERATIONS))
+            return _to_numpy(_measure(problem_, x_, y_, multiplier_, *options))
+    return _to_numpy(_measure(problem, x, y, multiplier, *options))
 
 
 def _to_numpy(certificate: Certificate) -> Certificate:

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.stats import norm
 from jaxtyping import Array, PyTree
 
-from ._certificate import MAX_SLACK, certify_float64
+from ._certificate import certify
 from ._errors import RESULTS, ProblemError
 from ._problem import Problem, check_point
 from ._sets import Box, Product, Set
@@ -110,7 +110,7 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
     rank = np.where(certified, 0, np.where(sound & (gap <= tol), 1, np.where(sound, 2, 3)))
     index = int(np.lexsort((np.where(np.isfinite(f), f, np.inf), rank))[0])
     best: Solution = jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, batch)
-    certificate = certify_float64(problem, best.x, best.y, best.multiplier, max_slack=MAX_SLACK)
+    certificate = certify(problem, best.x, best.y, best.multiplier)
     rows = np.asarray(best.history["step"]) >= 0
     history = {name: np.asarray(column)[rows] for name, column in best.history.items()}
     verdict = RESULTS.success if certificate.eps <= tol else RESULTS.max_steps

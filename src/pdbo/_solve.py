@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._certificate import ITERATIONS, MAX_SLACK, certify_float64, measure
+from ._certificate import ITERATIONS, MAX_SLACK, measure, measure_double
 from ._errors import RESULTS, ProblemError, SolveError
 from ._problem import Problem, check_point, traced
 from ._progress import Progress
@@ -347,7 +347,7 @@ def _conclude(
     """The solution at a state, its certificate recomputed in double precision."""
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
-    certificate = certify_float64(problem, point.x, point.y, point.multiplier, max_slack)
+    certificate = measure_double(problem, point.x, point.y, point.multiplier, None, max_slack)
     if code in (_RUNNING, RESULTS.success):
         code = RESULTS.success if certificate.eps <= tol else RESULTS.max_steps
     merged = {k: np.concatenate([rows[k] for rows in history]) for k in history[0]}
