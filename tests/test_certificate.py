@@ -46,6 +46,18 @@ def test_displaced_points_are_reported(case, moved):
         assert c.eps >= 1e-4
 
 
+@pytest.mark.parametrize("index", range(len(KNOWN)), ids=[c.name for c in KNOWN])
+def test_optima_rounded_to_float32_pass(index, x32):
+    """Certified in double precision: a rounded point on a sphere still counts as on it."""
+    case = cases.known()[index]  # its own constants: JAX knows those of KNOWN in float64
+    x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (case.x, case.y))
+    problem = case.problem.astype(jnp.float32)
+    c = pdbo.certify(problem, x, y, case.multiplier, slack=case.slack)
+    assert max(c.stationarity, c.feasibility, c.complementarity) <= 1e-5
+    assert c.eps <= 1e-4  # rounding leaves h = 1e-9, which counts with its root
+    assert c.eps.dtype == np.float64
+
+
 def test_wrong_multiplier_is_replaced_by_the_better_one():
     case = KNOWN[0]
     c = pdbo.certify(case.problem, case.x, case.y, 10 * case.multiplier, slack=case.slack)

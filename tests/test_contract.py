@@ -17,11 +17,10 @@ from jax.flatten_util import ravel_pytree
 import cases
 import pdbo
 from pdbo import _trees as trees
-from pdbo import _solve
 
 PUBLIC = [
     value
-    for value in (getattr(pdbo, name) for name in dir(pdbo))
+    for value in (getattr(pdbo, name) for name in sorted(set(dir(pdbo))))
     if isinstance(value, type) and issubclass(value, pdbo.Solver) and not inspect.isabstract(value)
 ]
 
@@ -50,7 +49,7 @@ HOME = {
     pdbo.VPBGD: lambda: pdbo.VPBGD(penalty=2e3, primal_step=0.8),
 }
 SECOND_ORDER = {pdbo.AIDConjugateGradient, pdbo.AIDFixedPoint, pdbo.BigSAM, pdbo.ITD}
-BACKTRACKING = {"AutoPDBO"}  # a step to where f or g is not finite is not taken at all
+AUTO = {"AutoPDBO"}  # draws at random, and refuses a step to where f or g is not finite
 
 
 def home(kind):
@@ -77,10 +76,7 @@ def plain(leaf):
 def test_every_public_solver_has_a_home():
     assert len(PUBLIC) >= 11 and set(HOME) <= set(PUBLIC)
     for kind in PUBLIC:
-        assert type(home(kind)) is kind
-        if kind not in HOME:  # left out of the table: then there must be nothing to set
-            arguments = inspect.signature(kind).parameters.values()
-            assert all(a.default is not a.empty or a.kind > 1 for a in arguments), kind
+        assert type(home(kind)) is kind  # one left out of the table can be made without arguments
 
 
 def test_converges(kind):
@@ -106,8 +102,9 @@ def test_keeps_dtype_and_structure(kind, dtype):
     assert describe(start) == describe(after)
     point = eqx.filter_eval_shape(solver.output, after)
     assert describe((point.x, point.y)) == describe(jax.eval_shape(lambda *z: z, x, y))
-    floating = [a for a in jax.tree.leaves((after, point)) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    assert {leaf.dtype for leaf in floating} == {dtype}
+    floating = {a.dtype for a in jax.tree.leaves(after) if jnp.issubdtype(a.dtype, jnp.inexact)}
+    assert floating == {jnp.dtype(dtype)}
+    assert point.multiplier is None or point.multiplier.dtype == dtype
 
 
 # One compiled program steps a batch of solvers from a batch of starts on a batch of data.
@@ -119,7 +116,8 @@ def batched(problems, solvers, xs, ys):
 
 
 def stack(*instances):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *instances)
+    """The arrays of each stacked; what is no array is the same in all."""
+    return jax.tree.map(lambda *a: jnp.stack(a) if eqx.is_array(a[0]) else a[0], *instances)
 
 
 def scaled(tree, factor):
@@ -130,7 +128,7 @@ def check_batch(*runs):
     """The states of the runs, from a batch and from a loop alike."""
     batch = batched(*map(stack, *runs))
     alone = [cases.iterate(*run, 20) for run in runs]
-    close(batch, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone), rtol=1e-9, atol=1e-10)
+    close(batch, stack(*alone), rtol=1e-9, atol=1e-10)
     return alone
 
 
@@ -148,13 +146,18 @@ def test_vmap_equals_a_loop(kind):
     assert not np.allclose(outputs[0].y, outputs[2].y)
 
 
+def parts(module):
+    """Whatever the fields of a module hold, and the modules among them."""
+    for value in vars(module).values():
+        yield from parts(value) if isinstance(value, eqx.Module) else [value]
+
+
 def test_numbers_are_array_leaves(kind):
     """A grid of them is a batch."""
     solver, problem = home(kind), cases.home()
     x, y = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
     assert all(eqx.is_inexact_array(leaf) for leaf in jax.tree.leaves(solver))
-    fixed = jax.tree.structure(solver).node_data()
-    assert not any(isinstance(value, float) for value in jax.tree.leaves(fixed))
+    assert not any(isinstance(value, float) for value in parts(solver))
     one, two, _ = check_batch(*((problem, scaled(solver, s), x, y) for s in (1.0, 0.9, 0.8)))
     if jax.tree.leaves(solver):  # else there is no number to choose
         assert not np.allclose(solver.output(one).x, solver.output(two).x)
@@ -164,7 +167,7 @@ def test_declared_calls_equal_counted_ones(kind):
     """Gradients of f, gradients of g and products, counted by the functions themselves."""
     problem, tally = cases.counted()
     solver = home(kind)
-    for steps in (0, 1, 4):
+    for steps in (0, 1, 12):
         tally.clear()
         state = cases.iterate(problem, solver, jnp.zeros(2), jnp.zeros(2), steps)
         calls = jax.block_until_ready(solver.calls(state))
@@ -180,7 +183,7 @@ def tree_f(x, y, data):
 
 
 def tree_g(x, y, data):
-    return 0.5 * jnp.sum((y[0] - x["by both"] * x["by g"]) ** 2) + 0.3 * y[1]["by g"] ** 2
+    return 0.5 * jnp.sum((y[0] - 0.5 * (x["by both"] + x["by g"])) ** 2) + 0.3 * y[1]["by g"] ** 2
 
 
 def test_pytrees_and_leaves_that_f_or_g_ignore(kind):
@@ -190,8 +193,14 @@ def test_pytrees_and_leaves_that_f_or_g_ignore(kind):
     y = (jnp.array([0.1, 0.4]), {"by f": jnp.array(0.3), "by g": jnp.array(0.2)})
     y[1]["by none"] = jnp.array([2.0])
     solver, data = home(kind), jnp.array([1.0, -1.0])
-    tree = solver.output(cases.iterate(pdbo.Problem(tree_f, tree_g, data), solver, x, y, 20))
+    problem = pdbo.Problem(tree_f, tree_g, data)
+    if kind.__name__ in AUTO:  # other draws for another pytree: the optimum, 0, is the same
+        tree = solver.output(cases.iterate(problem, solver, x, y, 2000))
+        assert problem.outer(tree.x, tree.y) <= 1e-3
+        assert jax.tree.structure((tree.x, tree.y)) == jax.tree.structure((x, y))
+        return
 
+    tree = solver.output(cases.iterate(problem, solver, x, y, 20))
     flat_x, to_x = ravel_pytree(x)
     flat_y, to_y = ravel_pytree(y)
     flat = pdbo.Problem(
@@ -200,7 +209,7 @@ def test_pytrees_and_leaves_that_f_or_g_ignore(kind):
         data,
     )
     point = solver.output(cases.iterate(flat, solver, flat_x, flat_y, 20))
-    close((tree.x, tree.y), (to_x(point.x), to_y(point.y)), atol=1e-10)
+    close((tree.x, tree.y), (to_x(point.x), to_y(point.y)), rtol=1e-10, atol=1e-10)
     assert trees.finite(tree) and not np.allclose(tree.x["by f"], x["by f"])
     assert jnp.array_equal(tree.x["by none"], x["by none"])
 
@@ -208,8 +217,11 @@ def test_pytrees_and_leaves_that_f_or_g_ignore(kind):
 def test_f_without_y_and_g_without_x(kind):
     problem = pdbo.Problem(lambda x, y: jnp.sum(x**2), lambda x, y: jnp.sum(y**2))
     solver = home(kind)
-    state = eqx.filter_eval_shape(cases.iterate, problem, solver, jnp.ones(2), jnp.ones(3), 3)
-    assert solver.output(state).x.shape == (2,)
+
+    def run(x, y):
+        return solver.output(cases.iterate(problem, solver, x, y, 3))
+
+    assert eqx.filter_eval_shape(run, jnp.ones(2), jnp.ones(3)).x.shape == (2,)
 
 
 def test_takes_no_second_derivative(kind):
@@ -217,10 +229,11 @@ def test_takes_no_second_derivative(kind):
     plain = cases.home()
     guarded = pdbo.Problem(*map(cases.first_order, (plain.f, plain.g)), plain.data)
 
-    def run(x):
-        return pdbo.solve(guarded, x, jnp.asarray(cases.Y0), home(kind), steps=3)
+    def run(x, y):
+        return pdbo.solve(guarded, x, y, home(kind), steps=3)
 
-    trace = functools.partial(eqx.filter_eval_shape, run, jnp.asarray(cases.X0))
+    start = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
+    trace = functools.partial(eqx.filter_eval_shape, run, *start)
     if kind in SECOND_ORDER:
         with pytest.raises(AssertionError, match="second derivative"):
             trace()
@@ -270,7 +283,7 @@ def test_nonfinite_values_are_detected(kind, where, x32):
     """And the last finite point is kept: the step after it is the one that fails."""
     moved = np.linalg.norm(solve(kind).x - cases.X0)
     limit = {where: float(moved) / 2}
-    if kind.__name__ in BACKTRACKING:
+    if kind.__name__ in AUTO:
         solution = solve(kind, limit=limit)
         assert solution.result is pdbo.RESULTS.max_steps and solution.steps == 60
         assert np.linalg.norm(solution.x - cases.X0) <= limit[where]
@@ -297,8 +310,9 @@ def test_ok_is_what_the_certificate_says(kind, x32):
         assert solution.x.dtype == solution.y.dtype == jnp.float32
         point = solution.state.solver.output(solution.state.inner)
         slack = 0.0 if point.slack is None else float(point.slack)
+        problem = cases.home()
         with jax.enable_x64(True):
-            doubled = trees.astype((cases.home(), point.x, point.y), jnp.float64)
+            doubled = trees.astype((problem, point.x, point.y), jnp.float64)
             multiplier = None if point.multiplier is None else float(point.multiplier)
             again = pdbo.certify(*doubled, multiplier, max_slack=max(1e-6, slack))
         assert solution.certificate.eps == pytest.approx(again.eps, rel=1e-6)

@@ -1,14 +1,14 @@
-"""The first-order rivals: BOME, F2SA, VPBGD, BVFIM and MEHA, each against the same laws."""
+"""BOME, F2SA, VPBGD, BVFIM and MEHA: their boxes, biases and where they end on known problems."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import cases
 import pdbo
+from cases import TARGET, X0, Y0, Y_STAR, A, H
 from pdbo import _trees as trees
 from pdbo.solvers._bome import BOME
 from pdbo.solvers._bvfim import BVFIM
@@ -21,52 +21,13 @@ SOLVERS = [BOME(), F2SA(), VPBGD(), BVFIM(), MEHA()]
 every_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
 
 
-def iterate(problem, solver, x, y, steps):
-    """The state after so many steps, from arrays; compiled once whatever their number."""
-    return _iterate(problem, solver, x, y, jnp.asarray(steps))
-
-
-@eqx.filter_jit
-def _iterate(problem, solver, x, y, steps):
-    state = solver.init(problem, x, y, KEY)
-    return jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
-
-
 def outcome(problem, solver, x, y, steps):
-    state = iterate(problem, solver, jnp.asarray(x, float), jnp.asarray(y, float), steps)
+    state = cases.iterate(problem, solver, jnp.asarray(x, float), jnp.asarray(y, float), steps)
     return solver.output(state)
 
 
 def close(a, b, atol):
     jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=0, atol=atol), a, b)
-
-
-# A quadratic with one inner minimum, y = A x. f is defined within a distance `limit` of X0 only.
-
-A = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, -0.6]])
-H = np.diag([1.0, 0.8, 0.6])
-TARGET = np.array([1.0, -2.0, 0.5])
-X0, Y0 = np.array([0.9, -0.4]), np.array([0.3, -0.5, 0.6])
-BOX = (-0.6, 0.7)
-
-
-def quadratic(limit=np.inf, box=False, wrap=lambda function: function):
-    data = {"A": A, "H": H, "target": TARGET, "center": X0, "limit": np.array(limit)}
-    y_set = pdbo.Box(*BOX) if box else None
-    return pdbo.Problem(wrap(_quadratic_f), wrap(_quadratic_g), data, y_set=y_set)
-
-
-def _quadratic_f(x, y, data):
-    value = 0.5 * jnp.sum((y - data["target"]) ** 2) + 0.25 * jnp.sum(x**2)
-    return jnp.where(jnp.sum((x - data["center"]) ** 2) > data["limit"] ** 2, jnp.nan, value)
-
-
-def _quadratic_g(x, y, data):
-    r = y - data["A"] @ x
-    return 0.5 * jnp.dot(r, data["H"] @ r)
-
-
-X_STAR = np.linalg.solve(A.T @ A + 0.5 * np.eye(2), A.T @ TARGET)
 
 
 def shared_box(c):
@@ -82,8 +43,7 @@ def _shared_g(x, y, c):
     return jnp.sum((x - y) ** 2)
 
 
-UNIQUE = {  # problem, start, solution
-    "quadratic": (quadratic(), ([0, 0], [0, 0, 0]), (X_STAR, A @ X_STAR)),
+BINDING = {  # problem, start, solution
     "falk-liu": (shared_box(3), ([0.2, 1.4], [1.2, 0.7]), ([0.75, 0.75], [0.75, 0.75])),
     "desilva": (shared_box(2), ([0.2, 1.4], [1.2, 0.7]), ([0.5, 0.5], [0.5, 0.5])),
 }
@@ -98,10 +58,10 @@ ACCURATE = [
 ]
 
 
-@pytest.mark.parametrize("name", UNIQUE)
+@pytest.mark.parametrize("name", BINDING)
 @pytest.mark.parametrize("solver", ACCURATE, ids=lambda s: type(s).__name__)
-def test_all_agree_where_the_inner_minimum_is_unique(solver, name):
-    problem, start, solution = UNIQUE[name]
+def test_all_agree_where_a_box_binds(solver, name):
+    problem, start, solution = BINDING[name]
     point = outcome(problem, solver, *start, 40_000)
     close((point.x, point.y), jax.tree.map(np.asarray, solution), 1e-3)
 
@@ -116,9 +76,8 @@ def test_all_agree_where_the_inner_minimum_is_unique(solver, name):
 )
 def test_bias_is_of_the_order_stated(solver, other):
     """Twice the penalty, or half the step, halves the distance to the solution."""
-    problem, start, solution = UNIQUE["quadratic"]
-    points = [outcome(problem, s, *start, 20_000) for s in (solver, other)]
-    far, near = (np.linalg.norm(p.y - solution[1]) for p in points)
+    points = [outcome(cases.home(), s, X0, Y0, 20_000) for s in (solver, other)]
+    far, near = (np.linalg.norm(p.y - Y_STAR) for p in points)
     assert far / near == pytest.approx(2, rel=0.15)
 
 
@@ -140,7 +99,9 @@ def test_toy_with_many_inner_minima(solver):
     close((point.x, point.y), (1.0, np.ones(2)), within)
 
 
-# The algorithm boxes once more, in NumPy, on the quadratic.
+# The algorithm boxes once more, in NumPy, on the home problem.
+
+BOX = (-0.6, 0.7)
 
 
 def f_x(x, y):
@@ -256,7 +217,7 @@ def test_five_steps_of_the_algorithm_box(solver, transcript, box):
     def project(y):
         return np.clip(y, *BOX) if box else y
 
-    point = outcome(quadratic(box=box), solver, X0, Y0, 5)
+    point = outcome(cases.home(pdbo.Box(*BOX) if box else None), solver, X0, Y0, 5)
     x, y, multiplier = transcript(X0, Y0, project, 5)
     assert np.linalg.norm(x - X0) > 1e-3 and np.linalg.norm(y - Y0) > 1e-2
     close((point.x, point.y), (x, y), 1e-10)
@@ -268,7 +229,7 @@ def test_five_steps_of_the_algorithm_box(solver, transcript, box):
 
 def test_bome_multiplier_is_small_without_a_gap():
     """At an exact inner solution the gradient of the gap vanishes and x and y follow f alone."""
-    point = outcome(quadratic(), BOME(), X0, A @ X0, 1)
+    point = outcome(cases.home(), BOME(), X0, A @ X0, 1)
     assert 0 <= point.multiplier <= 1
     close((point.x, point.y), (X0 - 0.1 * f_x(X0, None), A @ X0 - 0.1 * f_y(X0, A @ X0)), 1e-12)
 
@@ -287,151 +248,6 @@ def test_bvfim_never_leaves_the_domain_of_its_log(dtype):
     for _ in range(100):
         state = step(problem, state)
         assert trees.finite(state) and state.multiplier > 0
-
-
-# What every solver promises.
-
-
-@every_solver
-def test_first_order_only(solver):
-    problem = quadratic(wrap=first_order)
-    with pytest.raises(AssertionError, match="second derivative"):
-        jax.jacrev(jax.grad(problem.inner, 1), 0)(X0, Y0)
-    plain = outcome(quadratic(), solver, X0, Y0, 3)
-    close(outcome(problem, solver, X0, Y0, 3), plain, 1e-12)
-
-
-def first_order(function):
-    """A function of (x, y, data) whose gradient cannot be differentiated again."""
-    return lambda x, y, data: cases.first_order(lambda x, y: function(x, y, data))(x, y)
-
-
-@pytest.mark.parametrize(
-    "solver",
-    [
-        BOME(inner_steps=3),
-        F2SA(inner_steps=3),
-        VPBGD(inner_steps=3),
-        BVFIM(inner_steps=3, barrier_steps=2),
-        MEHA(),
-    ],
-    ids=lambda s: type(s).__name__,
-)
-def test_declared_calls_are_the_counted_ones(solver):
-    made = {"f": 0, "g": 0}
-
-    def counted(name, function):
-        def call(*args):
-            made[name] += 1
-            return function(*args)
-
-        return call
-
-    plain = quadratic()
-    problem = pdbo.Problem(counted("f", plain.f), counted("g", plain.g), plain.data)
-    with jax.disable_jit():
-        state = solver.init(problem, jnp.asarray(X0), jnp.asarray(Y0), KEY)
-        for _ in range(3):
-            calls = solver.calls(state)
-            assert (calls.f, calls.g, calls.products) == (made["f"], made["g"], 0)
-            state = solver.step(problem, state)
-    assert made["f"] > 0 and made["g"] > 0
-
-
-@every_solver
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_keeps_the_dtype_and_structure(solver, dtype):
-    problem = quadratic(box=True).astype(dtype)
-    x, y = jnp.asarray(X0, dtype), jnp.asarray(Y0, dtype)
-    before = solver.init(problem, x, y, KEY)
-    with jax.numpy_dtype_promotion("strict"):
-        after = eqx.filter_eval_shape(solver.step, problem, before)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert (old.shape, old.dtype) == (new.shape, new.dtype)
-        assert new.dtype in (dtype, jnp.int32)
-    point = solver.output(before)
-    assert point.multiplier is None or point.multiplier.dtype == dtype
-
-
-@every_solver
-def test_vmap_equals_a_loop(solver):
-    xs = jnp.linspace(-1, 1, 6).reshape(3, 2)
-    ys = jnp.linspace(-0.5, 0.5, 9).reshape(3, 3)
-    problem = quadratic(box=True)
-    batch = eqx.filter_vmap(lambda x, y: iterate(problem, solver, x, y, 20))(xs, ys)
-    for i in range(3):
-        one = iterate(problem, solver, xs[i], ys[i], 20)
-        close(jax.tree.map(lambda leaf: leaf[i], batch), one, 1e-10)
-
-
-@every_solver
-def test_numbers_are_leaves(solver):
-    """Other numbers do not recompile, and a grid of them is a batch."""
-    traces = 0
-
-    @eqx.filter_jit
-    def run(problem, solver):
-        nonlocal traces
-        traces += 1
-        return solver.output(iterate(problem, solver, jnp.asarray(X0), jnp.asarray(Y0), 5))
-
-    problem = quadratic()
-    other = jax.tree.map(lambda leaf: 0.9 * leaf, solver)
-    pair = [run(problem, solver), run(problem, other)]
-    assert traces == 1
-    grid = jax.tree.map(lambda *leaves: jnp.stack(leaves), solver, other)
-    batch = eqx.filter_vmap(run, in_axes=(None, 0))(problem, grid)
-    assert not np.allclose(pair[0].x, pair[1].x)
-    close(batch, jax.tree.map(lambda *leaves: np.stack(leaves), *pair), 1e-10)
-
-
-@every_solver
-def test_restart_is_bit_exact_and_failure_is_found(solver):
-    start = (jnp.asarray(X0), jnp.asarray(Y0), solver)
-    settings = dict(tol=0.0, every=10)
-    straight = pdbo.solve(quadratic(), *start, steps=40, **settings)
-    part = pdbo.solve(quadratic(), *start, steps=25, **settings)
-    whole = pdbo.solve(quadratic(), state=part.state, steps=15, **settings)
-    assert whole.steps == straight.steps == 40
-    for a, b in zip(jax.tree.leaves(straight.state), jax.tree.leaves(whole.state), strict=True):
-        assert np.array_equal(a, b)
-
-    limit = 0.5 * np.linalg.norm(straight.x - X0)
-    with pytest.raises(pdbo.SolveError) as failure:
-        pdbo.solve(quadratic(limit), *start, steps=40, **settings)
-    solution = failure.value.solution
-    assert solution.result is pdbo.RESULTS.nonfinite
-    assert solution.steps < 40 and trees.finite((solution.x, solution.y, solution.f))
-
-
-def tree_f(x, y, data):
-    return 0.5 * jnp.sum((y[0] - data) ** 2) + 0.5 * (y[1]["p"] - 1) ** 2 + 0.1 * x["a"][0] ** 2
-
-
-def tree_g(x, y, data):
-    return 0.5 * jnp.sum((y[0] - x["a"] * x["b"]) ** 2)
-
-
-@every_solver
-def test_pytrees_and_leaves_that_f_or_g_ignore(solver):
-    """x["c"] and y[1]["q"] are in neither function, x["b"] not in f, y[1]["p"] not in g."""
-    x = {"a": jnp.array([0.5, -0.2]), "b": jnp.array(1.5), "c": jnp.array([3.0])}
-    y = (jnp.array([0.1, 0.4]), {"p": jnp.array(0.3), "q": jnp.array([2.0])})
-    data = jnp.array([1.0, -1.0])
-    tree = solver.output(iterate(pdbo.Problem(tree_f, tree_g, data), solver, x, y, 20))
-
-    flat_x, to_x = ravel_pytree(x)
-    flat_y, to_y = ravel_pytree(y)
-    flat = pdbo.Problem(
-        lambda x, y, data: tree_f(to_x(x), to_y(y), data),
-        lambda x, y, data: tree_g(to_x(x), to_y(y), data),
-        data,
-    )
-    point = solver.output(iterate(flat, solver, flat_x, flat_y, 20))
-    close((tree.x, tree.y), (to_x(point.x), to_y(point.y)), 1e-10)
-    assert jnp.array_equal(tree.x["c"], x["c"])
-    assert trees.finite(tree)
 
 
 @pytest.mark.parametrize("kind", [BOME, F2SA, VPBGD, BVFIM])

@@ -2,13 +2,14 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cases
 import pdbo
+from cases import iterate
 from pdbo import _trees as trees
 from pdbo.solvers._aid import AIDConjugateGradient, AIDFixedPoint, conjugate_gradient
 from pdbo.solvers._bigsam import BigSAM
@@ -18,17 +19,6 @@ KEY = jax.random.key(0)
 UNROLLED = (ITD, BigSAM)
 IMPLICIT = (AIDFixedPoint, AIDConjugateGradient)
 ALL = UNROLLED + IMPLICIT
-
-
-@eqx.filter_jit
-def _iterate(problem, solver, x, y, steps):
-    state = solver.init(problem, x, y, KEY)
-    return jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
-
-
-def iterate(problem, solver, x, y, steps):
-    """The state after so many steps, from arrays."""
-    return _iterate(problem, solver, x, y, jnp.asarray(steps))
 
 
 def hypergradient(problem, solver, x, y):
@@ -287,11 +277,7 @@ class TestConjugateGradient:
 # Published behaviour, and where every method must agree.
 
 
-TOY = pdbo.Problem(
-    f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-    g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-)
-
+TOY = cases.toy()
 
 # q = (1 - 1/2)^5 is what is left of the start; warm: (1 - q)(x - 1) + x - 1/2 = 0,
 # cold: (1 - q)((1 - q) x + q/2 - 1) + x - 1/2 = 0, with an exact linear solve x - 1 + x - 1/2 = 0
@@ -375,23 +361,6 @@ def precise(kind, inner_step=0.5):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_unique_minimum(kind):
-    """Strongly convex quadratics with the optimum from one linear system."""
-    rng = np.random.default_rng(2)
-    H, C = np.diag([0.5, 1.0, 2.0]), rng.normal(size=(3, 2))
-    target = rng.normal(size=3)
-    problem = pdbo.Problem(
-        f=lambda x, y: 0.5 * jnp.sum((y - target) ** 2) + 0.5 * jnp.sum(x**2),
-        g=lambda x, y: 0.5 * y @ H @ y - y @ C @ x,
-    )
-    S = np.linalg.solve(H, C)
-    x_best = np.linalg.solve(S.T @ S + np.eye(2), S.T @ target)
-    state = iterate(problem, precise(kind), jnp.zeros(2), jnp.zeros(3), 300)
-    np.testing.assert_allclose(state.x, x_best, atol=1e-3)
-    np.testing.assert_allclose(state.y, S @ x_best, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("x0", [0.0, 1.4])
 def test_falk_liu(kind, x0):
     problem = pdbo.Problem(
@@ -405,128 +374,29 @@ def test_falk_liu(kind, x0):
     np.testing.assert_allclose(problem.outer(state.x, state.y), -2.25, atol=1e-3)
 
 
-# The solver contract.
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_ignored_leaves(kind):
-    """Leaves that f or g does not see get zero gradients and stay where they are."""
-    problem = pdbo.Problem(
-        f=lambda x, y: jnp.sum((y["seen"] - 1) ** 2) + jnp.sum(x["by f"] ** 2),
-        g=lambda x, y: jnp.sum((y["seen"] - x["by g"]) ** 2) + jnp.sum((y["by g"] - 1) ** 2),
-    )
-    x = {name: jnp.full(2, 3.0) for name in ("by f", "by g", "by none")}
-    y = {name: jnp.full(2, 3.0) for name in ("seen", "by g", "by none")}
-    state = iterate(
-        problem,
-        kind(inner_step=0.2, inner_steps=20, linear_steps=20)
-        if kind in IMPLICIT
-        else kind(inner_step=0.2, inner_steps=100),
-        x,
-        y,
-        100,
-    )
-    assert np.array_equal(state.hypergradient["by none"], jnp.zeros(2))
-    assert np.array_equal(state.x["by none"], x["by none"])
-    assert np.array_equal(state.y["by none"], y["by none"])
-    np.testing.assert_allclose(state.x["by f"], 0, atol=1e-6)
-    np.testing.assert_allclose(state.x["by g"], 1, atol=1e-6)
-    np.testing.assert_allclose(state.y["seen"], 1, atol=1e-6)
-    # f that sees no y, g that sees no x, and neither
-    nothing = pdbo.Problem(lambda x, y: jnp.sum(x**2), lambda x, y: jnp.sum(y**2))
-    found = iterate(nothing, kind(), jnp.ones(2), jnp.ones(3), 1)
-    np.testing.assert_allclose(found.hypergradient, 2)
-
-
-def quadratic(matrix, tally, name):
-    """A quadratic of (x, y) on the host that counts what is asked of it, product by product."""
-    n = matrix.shape[0] // 2
-
-    def host(event, function, shape):
-        def call(*args):
-            tally[name, event] = tally.get((name, event), 0) + 1
-            return function(*map(np.asarray, args))
-
-        return lambda *args: jax.pure_callback(call, shape, *args, vmap_method="sequential")
-
-    like = jax.ShapeDtypeStruct((n,), jnp.float64)
-    stack = np.concatenate
-    first = host(
-        "gradient", lambda x, y: tuple((matrix @ (stack([x, y]) - 1)).reshape(2, n)), (like, like)
-    )
-    to_x = host("product", lambda u, v: (matrix @ stack([u, v]))[:n], like)
-    to_y = host("product", lambda u, v: (matrix @ stack([u, v]))[n:], like)
-
-    gradient = jax.custom_vjp(first)
-    gradient.defvjp(lambda x, y: (first(x, y), None), lambda _, c: (to_x(*c), to_y(*c)))
-
-    @jax.custom_vjp
-    def value(x, y):
-        z = jnp.concatenate([x, y]) - 1
-        return 0.5 * z @ matrix @ z
-
-    value.defvjp(
-        lambda x, y: (value(x, y), (x, y)),
-        lambda z, c: tuple(c * part for part in gradient(*z)),
-    )
-    return value
+# What the options change in what a solver promises.
 
 
 COUNTED = [
-    ITD(inner_steps=4),
     ITD(inner_steps=4, truncate=3, warm_start=False),
-    AIDFixedPoint(inner_steps=4, linear_steps=6),
     AIDFixedPoint(inner_steps=4, linear_steps=6, warm_linear=True),
-    AIDConjugateGradient(inner_steps=4, linear_steps=6),
     AIDConjugateGradient(inner_steps=4, linear_steps=6, warm_linear=True),
-    BigSAM(inner_steps=4),
 ]
 
 
 @pytest.mark.parametrize("solver", COUNTED)
 def test_calls(solver):
-    tally = {}
-    matrices = np.array([[2.0, 0.3], [0.3, 1.0]]), np.array([[1.0, 0.5], [0.5, 1.5]])
-    f, g = (
-        quadratic(np.kron(m, np.eye(2)), tally, name)
-        for m, name in zip(matrices, "fg", strict=True)
-    )
-    problem = pdbo.Problem(f, g, y_set=pdbo.Box(-9.0, 9.0))
+    """Truncated and from a warm linear start, where the contract has the plain methods."""
+    problem, tally = cases.counted()
     state = jax.block_until_ready(iterate(problem, solver, jnp.zeros(2), jnp.zeros(2), 3))
-    counted = (
-        tally["f", "gradient"],
-        tally["g", "gradient"],
-        tally.get(("f", "product"), 0) + tally["g", "product"],
-    )
+    products = tally["f", "product"] + tally["g", "product"]
+    counted = tally["f", "gradient"], tally["g", "gradient"], products
     assert counted == tuple(int(count) for count in solver.calls(state))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_vmap(kind):
-    problem, solver = ridge(pdbo.Box(LO, HI)), kind()
-    starts = X + 0.1 * np.arange(3)[:, None], np.full((3, 5), 0.1)
-    run = lambda x, y: iterate(problem, solver, x, y, 20)
-    together = jax.vmap(run)(*starts)
-    for i in range(3):
-        alone = run(starts[0][i], starts[1][i])
-        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-            np.testing.assert_allclose(a[i], b, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("kind", [BigSAM, AIDFixedPoint])
-def test_grid_of_steps(kind):
-    """Numbers are leaves: a grid of them runs in one batch."""
-    grid = jnp.array([0.05, 0.1])
-    solvers = kind(outer_step=grid)
-    axes = jax.tree.map(lambda leaf: 0 if leaf.ndim else None, solvers)
-    x, y = jnp.asarray(2.0), jnp.array([0.5, 0.5])
-    batch = jax.vmap(lambda s: iterate(TOY, s, x, y, 5).x, in_axes=(axes,))(solvers)
-    for step, found in zip(grid, batch, strict=True):
-        np.testing.assert_allclose(found, iterate(TOY, kind(step), x, y, 5).x, rtol=1e-12)
 
 
 @pytest.mark.parametrize("solver", [ITD(warm_start=False), AIDConjugateGradient(warm_linear=True)])
 def test_restart(solver):
+    """With a start or a linear solution in the state, where the contract has the plain methods."""
     problem, start = ridge(), (jnp.asarray(X), jnp.zeros(5))
     once = pdbo.solve(problem, *start, solver, steps=30, every=5, tol=0)
     half = pdbo.solve(problem, *start, solver, steps=15, every=5, tol=0)

@@ -1,4 +1,4 @@
-"""PDBO and Proximal-PDBO: the paper's toy, plain transcriptions, first-order only."""
+"""PDBO and Proximal-PDBO: the paper's toy, plain transcriptions, rounds and parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -162,18 +162,6 @@ def test_proximal_theory_is_the_appendix():
     solver = pdbo.ProximalPDBO(pdbo.PDBO(schedule=th))
     assert float(solver.proximal_f) == 2.0
     assert float(solver.proximal_h) == pytest.approx(float(th.proximal_h))
-
-
-@pytest.mark.parametrize("name", SOLVERS)
-def test_first_order_only(name):
-    toy = cases.toy()
-    problem = pdbo.Problem(cases.first_order(toy.f), cases.first_order(toy.g))
-    with pytest.raises(AssertionError, match="second derivative"):  # the guard works
-        jax.hessian(problem.g)(1.0, jnp.ones(2))
-    x0, y0 = cases.TOY_STARTS[0]
-    guarded = pdbo.solve(problem, x0, jnp.array(y0), SOLVERS[name], steps=200)
-    plain = pdbo.solve(toy, x0, jnp.array(y0), SOLVERS[name], steps=200)
-    np.testing.assert_allclose(guarded.x, plain.x, rtol=1e-12)
 
 
 def test_random_round_is_uniform_and_from_the_key():

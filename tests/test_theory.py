@@ -108,16 +108,18 @@ def test_kkt_residual_of_proximal_pdbo_falls_like_one_over_K():
         tol=0,
         observe=lambda x, y: {"x": x, "y": y},
     )
-    certify = jax.jit(
-        jax.vmap(lambda x, y, m: pdbo.certify(problem, x, y, m, slack=DELTA + SMOOTHED).eps)
-    )
-    h = sol.history
-    residual = np.asarray(certify(*(jnp.asarray(h[k][1:]) for k in ("x", "y", "multiplier"))))
+
+    def kkt(x, y, multiplier):
+        c = pdbo.certify(problem, x, y, multiplier, slack=DELTA + SMOOTHED)
+        return jnp.maximum(jnp.maximum(c.stationarity, c.feasibility), c.complementarity)
+
+    points = [jnp.asarray(sol.history[k][1:]) for k in ("x", "y", "multiplier")]
+    residual = np.asarray(jax.jit(jax.vmap(kkt))(*points))
     assert len(residual) == rounds
     mean = np.cumsum(residual) / np.arange(1, rounds + 1)
     counts = np.array([32, 64, 128, 256])
     assert slope(counts, mean[counts - 1]) <= -0.9
-    assert residual[-1] <= 1e-3
+    assert residual[-1] <= 1e-3 * residual[0]
     for k in counts:
         violation = max(float(problem.g(0.0, jnp.zeros(2))) - SMOOTHED - DELTA, 0.0)
         assert mean[k - 1] <= schedule.kkt_bound(int(k), steps, 30, violation)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
     from ._errors import StartProjected as StartProjected
+    from ._multistart import BestOf as BestOf
+    from ._multistart import multistart as multistart
     from ._problem import Problem as Problem
     from ._schedules import Schedule as Schedule
     from ._schedules import Steps as Steps
@@ -41,6 +43,7 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from .solvers import VPBGD as VPBGD
     from .solvers import AIDConjugateGradient as AIDConjugateGradient
     from .solvers import AIDFixedPoint as AIDFixedPoint
+    from .solvers import AutoPDBO as AutoPDBO
     from .solvers import BigSAM as BigSAM
     from .solvers import Calls as Calls
     from .solvers import Point as Point
@@ -53,17 +56,18 @@ _NAMES = {
     "_certificate": "Certificate certify",
     "_compare": "Comparison compare",
     "_errors": "RESULTS ProblemError SolveError StartProjected",
+    "_multistart": "BestOf multistart",
     "_problem": "Problem",
     "_schedules": "Schedule Steps constant",
     "_sets": "Affine Ball Box Free Halfspace NonNegative Product Set Simplex",
     "_solution": "Solution State",
     "_solve": "solve",
     "_theory": "Bound Constants estimate_constants theory",
-    "solvers": "AIDConjugateGradient AIDFixedPoint BOME BVFIM BigSAM Calls F2SA ITD MEHA PDBO "
-    "Point ProximalPDBO Solver VPBGD",
+    "solvers": "AIDConjugateGradient AIDFixedPoint AutoPDBO BOME BVFIM BigSAM Calls F2SA ITD MEHA "
+    "PDBO Point ProximalPDBO Solver VPBGD",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = ("solvers",)
+_SUBMODULES = ("problems", "solvers")
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -80,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_SUBMODULES])
+    return sorted({*globals(), *_HOMES, *_SUBMODULES})

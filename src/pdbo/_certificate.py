@@ -39,7 +39,9 @@ class Certificate(eqx.Module):
             as this is small.
         multiplier: the $\lambda \ge 0$ used.
         slack: the relaxation for which the entries hold.
-        eps: the largest of stationarity, feasibility, complementarity and distance.
+        eps: the largest of stationarity, complementarity, distance and how far the point is from
+            feasible: its distance to its sets, and the root of $[h]_+$, since h grows like the
+            square of the distance from the inner solutions.
     """
 
     stationarity: Any
@@ -50,19 +52,10 @@ class Certificate(eqx.Module):
     inner_residual: Any
     multiplier: Any
     slack: Any
-
-    @property
-    def eps(self) -> Any:
-        """The smallest accuracy at which the point passes every condition."""
-        entries = (self.stationarity, self.feasibility, self.complementarity, self.distance)
-        largest = entries[0]
-        for entry in entries[1:]:
-            maximum = jnp.maximum if isinstance(entry, jax.Array) else np.maximum
-            largest = maximum(largest, entry)  # NaN wins
-        return largest
+    eps: Any
 
     def __str__(self) -> str:
-        rows = {name: getattr(self, name) for name in self.__dataclass_fields__} | {"eps": self.eps}
+        rows = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return "\n".join(f"{name:<16}{_number(value)}" for name, value in rows.items())
 
 
@@ -125,14 +118,15 @@ def measure_double(
     Where f or g insist on another precision, the certificate is in theirs, as its dtype shows.
     """
     options = (slack, max_slack, iterations)
+    eps = float(jnp.finfo(trees.dtype(x)).eps)  # what the point itself is exact to
     with jax.enable_x64(True):
-        problem_, x_, y_, multiplier_ = trees.astype((problem, x, y, multiplier), jnp.float64)
+        problem_ = problem if eps == jnp.finfo(jnp.float64).eps else problem.renewed()
+        problem_, x_, y_, multiplier_ = trees.astype((problem_, x, y, multiplier), jnp.float64)
         try:
             check_functions(problem_, x_, y_)
-        except ProblemError:
+            return _to_numpy(_measure(problem_, x_, y_, multiplier_, *options, eps=eps))
+        except (ProblemError, TypeError, ValueError):
             pass
-        else:
-            return _to_numpy(_measure(problem_, x_, y_, multiplier_, *options))
     return _to_numpy(_measure(problem, x, y, multiplier, *options))
 
 
@@ -149,9 +143,13 @@ def measure(
     max_slack: Any,
     iterations: Any,
     neighbour: bool = True,
+    eps: float | None = None,
 ) -> Certificate:
-    """The traceable heart of `certify`; without `neighbour` only the point itself is measured."""
-    z_set = _Pair(problem)
+    """The traceable heart of `certify`; without `neighbour` only the point itself is measured.
+
+    `eps` is the precision the point was computed in, where its dtype has a higher one.
+    """
+    z_set = _Pair(problem, eps)
     max_slack = jnp.asarray(max_slack, trees.dtype(x))
     inner, point, large = _inner_and_neighbour(problem, x, y, iterations, neighbour)
     g_xhat = jax.grad(problem.inner, 0)(x, inner.point)
@@ -171,19 +169,25 @@ def measure(
         multipliers = [] if given is None else [jnp.asarray(given, h.dtype)]
         if fit:
             multipliers.append(_least_squares(z_set, (x, y_), grad_f, grad_h))
-        return [
-            Certificate(
-                stationarity=z_set.residual((x, y_), trees.axpy(m, grad_h, grad_f)),
-                feasibility=jnp.maximum(jnp.maximum(h, 0), outside),
-                complementarity=jnp.abs(m * h),
+        violation = jnp.maximum(h, 0)
+        apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation), outside), distance)
+
+        def certificate(m: Array) -> Certificate:
+            stationarity = z_set.residual((x, y_), trees.axpy(m, grad_h, grad_f))
+            complementarity = jnp.abs(m * h)
+            return Certificate(
+                stationarity=stationarity,
+                feasibility=jnp.maximum(violation, outside),
+                complementarity=complementarity,
                 distance=distance,
                 inner_gap=gap_here,
                 inner_residual=inner.residual,
                 multiplier=m,
                 slack=granted,
+                eps=jnp.maximum(jnp.maximum(stationarity, complementarity), apart),  # NaN wins
             )
-            for m in multipliers
-        ]
+
+        return [certificate(m) for m in multipliers]
 
     candidates = at(y, multiplier, jnp.zeros_like(inner.value), fit=True)
     if neighbour:
@@ -201,9 +205,11 @@ class _Pair(eqx.Module):
     """The set X x Y of z = (x, y)."""
 
     problem: Problem
+    eps: float | None = None
 
     def tangent(self, z: PyTree, v: PyTree) -> PyTree:
-        return (self.problem.x_set.tangent(z[0], v[0]), self.problem.y_set.tangent(z[1], v[1]))
+        sets = (self.problem.x_set, self.problem.y_set)
+        return tuple(s.tangent(a, b, self.eps) for s, a, b in zip(sets, z, v, strict=True))
 
     def residual(self, z: PyTree, gradient: PyTree) -> Array:
         return trees.length(self.tangent(z, trees.scale(-1, gradient)))

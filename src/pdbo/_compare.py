@@ -36,9 +36,9 @@ class Comparison(eqx.Module):
     results: dict[str, RESULTS]
 
     def final(self) -> dict[str, np.ndarray]:
-        """The last row of every solver."""
-        names = self.table["solver"]
-        last = [np.flatnonzero(names == name)[-1] for name in self.results]
+        """The last row of every solver that has one."""
+        where = [np.flatnonzero(self.table["solver"] == name) for name in self.results]
+        last = np.array([rows[-1] for rows in where if len(rows)], int)
         return {k: v[last] for k, v in self.table.items()}
 
     def plot(self, axis: str = "step", curves: Sequence[str] | None = None) -> Any:
@@ -82,69 +82,88 @@ def compare(
         solvers: by name, or a list that is named after its classes.
         budget: a number of steps, or one of {"steps": n}, {"calls": n}, {"seconds": s}: calls are
             gradients of f and g and Hessian- and Jacobian-vector products together, seconds are
-            those of the compiled steps alone.
+            those of the compiled steps alone. No row lies beyond it.
         every: the steps between two rows.
         optimum: a known (x, y), for the columns x_error and y_error.
         key: a PRNG key for solvers that draw random numbers.
     """
     unit, most = _budget(budget)
-    table: dict[str, list[Any]] = {}
-    results = {}
+    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
+        raise ProblemError(f"every must be a whole number >= 1, got {every!r}.")
+    tables, results = [], {}
     for name, solver in _named(solvers).items():
         run = _begin(problem, x0, y0, solver, None, key)
-        advance, record = _compiled(problem, run, every, optimum)
-        seconds = 0.0
-        while True:
-            row, code = jax.device_get(record(problem, run))
-            code = int(code)
-            spent = {
-                "steps": int(row["step"]),
-                "calls": int(row["f_calls"] + row["g_calls"] + row["products"]),
-                "seconds": seconds,
-            }
-            row = {"solver": name, **row, "calls": spent["calls"], "seconds": seconds}
-            if code != RESULTS.nonfinite:
-                for k, v in row.items():
-                    table.setdefault(k, []).append(v)
-            if code > RESULTS.max_steps or spent[unit] >= most:
-                break
-            count = min(every, int(most) - spent["steps"]) if unit == "steps" else every
-            start = time.perf_counter()
-            run = jax.block_until_ready(advance(problem, run, jnp.asarray(count, jnp.int32)))
-            seconds += time.perf_counter() - start
-        results[name] = RESULTS.max_steps if code < RESULTS.max_steps else RESULTS(code)
-    return Comparison({k: np.asarray(v) for k, v in table.items()}, results)
+        rows, results[name] = _measure(problem, run, unit, most, int(every), optimum)
+        tables.append({"solver": np.full(len(rows["step"]), name), **rows})
+    return Comparison({k: np.concatenate([t[k] for t in tables]) for k in tables[0]}, results)
+
+
+def _measure(
+    problem: Problem, run: State, unit: str, most: float, every: int, optimum: Any
+) -> tuple[dict[str, np.ndarray], RESULTS]:
+    """The rows of one solver, and how it ended."""
+    limit = min(most if unit == "steps" else np.inf, run.solver.budget or np.inf)
+    jax.block_until_ready(_advance(problem, run, jnp.zeros((), jnp.int32)))  # compiled untimed
+    rows: list[dict[str, Any]] = []
+    seconds = 0.0
+    while True:
+        row, code = jax.device_get(_row(problem, run, jnp.asarray(every), optimum))
+        calls = row["f_calls"] + row["g_calls"] + row["products"]
+        spent = {"steps": row["step"], "calls": calls, "seconds": seconds}
+        rows.append({**row, "calls": calls, "seconds": seconds})
+        if int(code) == RESULTS.nonfinite or spent[unit] > most:
+            kept = rows[:-1]
+            break
+        if int(code) > RESULTS.max_steps or spent[unit] == most or row["step"] >= limit:
+            kept = rows
+            break
+        count = int(min(every, limit - row["step"]))
+        start = time.perf_counter()
+        run = jax.block_until_ready(_advance(problem, run, jnp.asarray(count, jnp.int32)))
+        seconds += time.perf_counter() - start
+    table = {k: np.asarray([r[k] for r in kept]).reshape(len(kept), *np.shape(v))
+             for k, v in rows[0].items()}  # fmt: skip
+    return table, RESULTS(max(int(code), RESULTS.max_steps))
 
 
 def _budget(budget: Any) -> tuple[str, float]:
     if isinstance(budget, Mapping):
-        if len(budget) == 1 and next(iter(budget)) in ("steps", "calls", "seconds"):
-            ((unit, most),) = budget.items()
-        else:
+        if len(budget) != 1 or next(iter(budget)) not in ("steps", "calls", "seconds"):
             got = ", ".join(map(str, budget))
             raise ProblemError(f"budget must be one of steps, calls and seconds, got {got}.")
+        ((unit, most),) = budget.items()
     else:
         unit, most = "steps", budget
-    if isinstance(most, bool) or not isinstance(most, int | float) or not 0 < most < np.inf:
-        raise ProblemError(f"budget must be a positive number of {unit}, got {most!r}.")
-    return unit, most
+    kinds = (int, np.integer) if unit != "seconds" else (int, float, np.integer, np.floating)
+    if isinstance(most, bool) or not isinstance(most, kinds) or not 0 < most < np.inf:
+        whole = "" if unit == "seconds" else "whole "
+        raise ProblemError(f"budget must be a positive {whole}number of {unit}, got {most!r}.")
+    return unit, float(most)
 
 
 def _named(solvers: Any) -> dict[str, Solver]:
     if isinstance(solvers, Mapping):
         named = dict(solvers)
-    else:
+    elif isinstance(solvers, Sequence) and not isinstance(solvers, str):
         named = {type(s).__name__: s for s in solvers}
         if len(named) != len(solvers):
             raise ProblemError("two solvers are of one class: name them, {'a': ..., 'b': ...}.")
+    else:
+        raise ProblemError(f"solvers must be a dict or a list, got {type(solvers).__name__}.")
     if not named:
         raise ProblemError("solvers must hold at least one solver.")
     return named
 
 
-def _compiled(problem: Problem, run: State, every: int, optimum: Any) -> tuple[Any, Any]:
-    """Compiled steps and records; both are called once so that no timing holds a compilation."""
+@eqx.filter_jit
+def _advance(problem: Problem, run: State, count: Array) -> State:
+    step = lambda _, inner: run.solver.step(problem, inner)  # noqa: E731
+    inner = lax.fori_loop(0, count, step, run.inner)
+    return State(run.solver, inner, run.step + count, run.scale)
 
+
+@eqx.filter_jit
+def _row(problem: Problem, run: State, every: Array, optimum: Any) -> tuple[dict[str, Any], Array]:
     def errors(x: PyTree, y: PyTree) -> dict[str, Array]:
         if optimum is None:
             return {}
@@ -154,16 +173,5 @@ def _compiled(problem: Problem, run: State, every: int, optimum: Any) -> tuple[A
             "y_error": trees.length(trees.sub(y, at[1])),
         }
 
-    @eqx.filter_jit
-    def advance(problem: Problem, run: State, count: Array) -> State:
-        step = lambda _, inner: run.solver.step(problem, inner)  # noqa: E731
-        inner = lax.fori_loop(0, count, step, run.inner)
-        return State(run.solver, inner, run.step + count, run.scale)
-
-    @eqx.filter_jit
-    def record(problem: Problem, run: State) -> tuple[dict[str, Array], Array]:
-        row = _record(problem, run, jnp.asarray(every), errors)
-        return row, _judge(run, row, -1.0)
-
-    jax.block_until_ready(advance(problem, run, jnp.zeros((), jnp.int32)))
-    return advance, record
+    row = _record(problem, run, every, errors)
+    return row, _judge(run, row, -1.0)

@@ -13,6 +13,7 @@ class RESULTS(enum.IntEnum):
     diverged = 3
     multiplier_diverged = 4
     bad_problem = 5
+    settled = 6
 
     @property
     def text(self) -> str:
@@ -41,6 +42,12 @@ _TEXTS = {
         "The multiplier ran away. Likely causes: (a) the constraint cannot be met with this slack "
         "and smoothing (the multiplier grows like 1/sqrt(slack)), (b) the dual step is too large, "
         "(c) the inner steps do not converge; a larger slack or a dual_bound cures (a)."
+    ),
+    RESULTS.settled: (
+        "The solver came to rest at a point that the certificate does not accept within the "
+        "tolerance. Likely causes: (a) the tolerance is below what float32 allows, (b) several "
+        "inner minimisers are active at the solution, (c) no solution exists; other starts "
+        "(multistart) or a looser tol may help."
     ),
     RESULTS.bad_problem: "The problem or its start is not usable as given.",
 }

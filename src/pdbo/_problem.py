@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError, StartProjected
+from ._renew import renew
 from ._sets import Free, Set
 
 
@@ -57,6 +58,11 @@ class Problem(eqx.Module):
     def inner(self, x: PyTree, y: PyTree) -> Array:
         """The value of g."""
         return self.g(x, y) if self.data is None else self.g(x, y, self.data)
+
+    def renewed(self) -> "Problem":
+        """The same problem over copies of the NumPy arrays its functions close over."""
+        parts = (renew(self.f), renew(self.g))
+        return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
 
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with every floating array it carries in another precision."""

@@ -34,12 +34,14 @@ class Set(eqx.Module):
         z = _arrays(z)
         return _norm(trees.sub(z, self._project(z)))
 
-    def tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def tangent(self, z: PyTree, v: PyTree, eps: float | None = None) -> PyTree:
         """The projection of `v` onto the tangent cone at the point `z` of the set.
 
-        A bound is active where it holds with equality up to a few units in the last place.
+        A bound is active where it holds with equality up to a few units in the last place. `eps`
+        is that unit where `z` was computed in a lower precision than its dtype has.
         """
-        return self._tangent(_arrays(z), _arrays(v))
+        z = _arrays(z)
+        return self._tangent(z, _arrays(v), _few_ulps(z) if eps is None else 8 * eps)
 
     def residual(self, z: PyTree, gradient: PyTree) -> Array:
         r"""How far `z` is from stationary: $\mathrm{dist}(-\nabla, N(z)) = \|P_{T(z)}(-\nabla)\|$.
@@ -77,14 +79,14 @@ class Set(eqx.Module):
     def _project(self, z: PyTree) -> PyTree: ...
 
     @abc.abstractmethod
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree: ...
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree: ...
 
     def _contains(self, z: PyTree) -> Array:
-        return self.distance(z) <= self._close(z)
+        return self.distance(z) <= self._close(z, _few_ulps(z))
 
-    def _close(self, z: PyTree) -> Array:
+    def _close(self, z: PyTree, ulps: float) -> Array:
         """The distance within which `z` counts as being on the boundary."""
-        return _few_ulps(z) * trees.norm(z)
+        return ulps * trees.norm(z)
 
     def _diameter(self, z: PyTree) -> Any:
         return math.inf
@@ -103,7 +105,7 @@ class Free(Set):
     def _project(self, z: PyTree) -> PyTree:
         return z
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         return v
 
 
@@ -127,9 +129,9 @@ class Box(Set):
     def _project(self, z: PyTree) -> PyTree:
         return jax.tree.map(jnp.clip, z, _fit(self.lo, z), _fit(self.hi, z))
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         def tangent(z, v, lo, hi):
-            close = _few_ulps(z) * jnp.abs(z)
+            close = ulps * jnp.abs(z)
             v = jnp.where(z - lo <= close, jnp.maximum(v, 0), v)
             return jnp.where(hi - z <= close, jnp.minimum(v, 0), v)
 
@@ -167,7 +169,7 @@ class NonNegative(Set):
     def _project(self, z: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.maximum(leaf, 0), z)
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         return jax.tree.map(lambda z, v: jnp.where(z > 0, v, jnp.maximum(v, 0)), z, v)
 
     def _contains(self, z: PyTree) -> Array:
@@ -204,19 +206,19 @@ class Ball(Set):
         onto = trees.axpy(jnp.where(outside, radius, 1), unit, center)
         return trees.where(outside, onto, z)
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         offset = trees.sub(z, _fit(self.center, z))
         length = _norm(offset)
         radius = jnp.asarray(self.radius, length.dtype)
-        active = radius - length <= self._close(z)
+        active = radius - length <= self._close(z, ulps)
         unit = _divide(offset, jnp.where(length > 0, length, 1))
         outward = jnp.where(active, jnp.maximum(trees.dot(unit, v), 0), 0)
         inward = trees.axpy(-outward, unit, v)
         return trees.where(radius > 0, inward, trees.zeros_like(v))
 
-    def _close(self, z: PyTree) -> Array:
+    def _close(self, z: PyTree, ulps: float) -> Array:
         offset = trees.sub(z, _fit(self.center, z))
-        return _few_ulps(z) * jnp.maximum(trees.norm(z), trees.norm(offset))
+        return ulps * jnp.maximum(trees.norm(z), trees.norm(offset))
 
     def _diameter(self, z: PyTree) -> Array:
         return 2 * self.radius
@@ -246,10 +248,10 @@ class Simplex(Set):
         flat, unravel = ravel_pytree(z)
         return unravel(_fill(flat, jnp.zeros(flat.shape, bool), self._total(flat)))
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         flat = ravel_pytree(z)[0]
         direction, unravel = ravel_pytree(v)
-        positive = flat > _few_ulps(z) * self._total(flat)
+        positive = flat > ulps * self._total(flat)
         return unravel(_fill(direction, positive, jnp.zeros((), direction.dtype)))
 
     def _total(self, flat: Array) -> Array:
@@ -298,9 +300,9 @@ class Halfspace(Set):
             z = trees.axpy(-excess, normal, z)
         return z
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         normal, offset = self._normal(z)
-        active = offset - trees.dot(normal, z) <= self._close(z)
+        active = offset - trees.dot(normal, z) <= self._close(z, ulps)
         outward = jnp.where(active, jnp.maximum(trees.dot(normal, v), 0), 0)
         return trees.axpy(-outward, normal, v)
 
@@ -359,7 +361,7 @@ class Affine(Set):
         flat, unravel = ravel_pytree(z)
         return unravel(self._onto(flat, jnp.asarray(self.offset, flat.dtype)))
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         flat, unravel = ravel_pytree(v)
         return unravel(self._onto(flat, jnp.zeros(self.offset.shape, flat.dtype)))
 
@@ -401,8 +403,8 @@ class Product(Set):
     def _project(self, z: PyTree) -> PyTree:
         return self._map(lambda part, z: part.project(z), z)
 
-    def _tangent(self, z: PyTree, v: PyTree) -> PyTree:
-        return self._map(lambda part, z, v: part.tangent(z, v), z, v)
+    def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
+        return self._map(lambda part, z, v: part._tangent(z, v, ulps), z, v)
 
     def _contains(self, z: PyTree) -> Array:
         return _all(self._map(lambda part, z: part.contains(z), z))

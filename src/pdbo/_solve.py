@@ -16,6 +16,7 @@ from ._errors import RESULTS, ProblemError, SolveError
 from ._problem import Problem, check_point, traced
 from ._progress import Progress
 from ._solution import Solution, State
+from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 
 STEPS = 10_000
@@ -44,7 +45,7 @@ def solve(
     Arguments:
         problem: the problem.
         x0, y0: the start. Outside its set it is projected, with a warning.
-        solver: the method.
+        solver: the method; None is `AutoPDBO()`, which has nothing to tune.
         steps: the most steps this call takes: 10,000 unless the solver sets its own budget.
             Reaching it is no failure.
         tol: the run ends when the certificate's eps is at most this.
@@ -77,7 +78,7 @@ def solve(
     if traced(problem, run, tol):
         return _solve_traced(problem, run, budget, tol, every, state is None, observe)
     solution = _solve_host(problem, run, budget, tol, every, state is None, observe, progress)
-    if throw and solution.result not in (RESULTS.success, RESULTS.max_steps):
+    if throw and solution.result not in (RESULTS.success, RESULTS.max_steps, RESULTS.settled):
         raise SolveError(solution.message, solution)
     return solution
 
@@ -112,8 +113,7 @@ def _begin(
         return state if solver is None else eqx.tree_at(lambda s: s.solver, state, solver)
     if x0 is None or y0 is None:
         raise ProblemError("x0 and y0 are needed: a start for x and one for y.")
-    if solver is None:
-        raise ProblemError("solver is needed: for example pdbo.PDBO().")
+    solver = AutoPDBO() if solver is None else solver
     x, y = check_point(problem, x0, y0)
     key = jax.random.key(0) if key is None else key
     return (_launch if traced(problem, x, y, solver, key) else _launch_jit)(
@@ -185,7 +185,8 @@ def _judge(run: State, row: dict[str, Array], tol: Any) -> Array:
     size = trees.max_abs((point.x, point.y))
     healthy = trees.finite(run.inner) & jnp.isfinite(row["f"]) & jnp.isfinite(row["g"])
     healthy = healthy & ~jnp.isnan(row["stationarity"])  # a gradient that is not finite
-    code = jnp.where(row["eps"] <= tol, RESULTS.success, _RUNNING)
+    code = jnp.where(run.solver.settled(run.inner), RESULTS.settled, _RUNNING)
+    code = jnp.where(row["eps"] <= tol, RESULTS.success, code)
     if point.multiplier is not None:
         code = jnp.where(point.multiplier > RUNAWAY, RESULTS.multiplier_diverged, code)
     code = jnp.where(size > RUNAWAY * run.scale, RESULTS.diverged, code)
@@ -282,8 +283,10 @@ def _solve_traced(
     point = run.solver.output(run.inner)
     slack = MAX_SLACK if point.slack is None else jnp.maximum(point.slack, MAX_SLACK)
     certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, ITERATIONS)
-    unfinished = (chunk.code == _RUNNING) | (chunk.code == RESULTS.success)
-    verdict = jnp.where(certificate.eps <= tol, RESULTS.success, RESULTS.max_steps)
+    settled = chunk.code == RESULTS.settled
+    sound = settled | (chunk.code == _RUNNING) | (chunk.code == RESULTS.success)
+    ended = jnp.where(settled, RESULTS.settled, RESULTS.max_steps)
+    verdict = jnp.where(certificate.eps <= tol, RESULTS.success, ended)
     return Solution(
         point.x,
         point.y,
@@ -291,7 +294,7 @@ def _solve_traced(
         problem.outer(point.x, point.y),
         problem.inner(point.x, point.y),
         certificate,
-        jnp.where(unfinished, verdict, chunk.code).astype(jnp.int32),
+        jnp.where(sound, verdict, chunk.code).astype(jnp.int32),
         chunk.rows,
         run,
         run.step,
@@ -348,8 +351,9 @@ def _conclude(
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
     certificate = measure_double(problem, point.x, point.y, point.multiplier, None, max_slack)
-    if code in (_RUNNING, RESULTS.success):
-        code = RESULTS.success if certificate.eps <= tol else RESULTS.max_steps
+    if code in (_RUNNING, RESULTS.success, RESULTS.settled):
+        ended = RESULTS.settled if code == RESULTS.settled else RESULTS.max_steps
+        code = RESULTS.success if certificate.eps <= tol else ended
     merged = {k: np.concatenate([rows[k] for rows in history]) for k in history[0]}
     if code == RESULTS.nonfinite:  # the point found again lies between two records
         f, g = _values(problem, point.x, point.y)

@@ -2,6 +2,7 @@
 
 from ._aid import AIDConjugateGradient as AIDConjugateGradient
 from ._aid import AIDFixedPoint as AIDFixedPoint
+from ._auto import AutoPDBO as AutoPDBO
 from ._base import Calls as Calls
 from ._base import Point as Point
 from ._base import Solver as Solver

@@ -50,6 +50,10 @@ class Solver(eqx.Module):
     def output(self, state: Any) -> Point:
         """The point this state stands for."""
 
+    def settled(self, state: Any) -> Any:
+        """Whether further steps would change nothing; a run that has settled is ended."""
+        return False
+
     @abc.abstractmethod
     def calls(self, state: Any) -> Calls:
         """The oracle calls made since `init`, those of `init` included."""

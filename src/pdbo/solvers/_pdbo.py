@@ -209,7 +209,7 @@ class PDBO(Solver):
     def output(self, state: PDBOState) -> Point:
         """The weighted average where it is kept, else the last iterate."""
         x, y = state.z
-        return Point(x, y, state.multiplier, self.slack)
+        return Point(x, y, state.multiplier, jnp.asarray(self.slack, state.h.dtype))
 
     def calls(self, state: PDBOState) -> Calls:
         """One gradient of f and N + 2 of g an iteration."""

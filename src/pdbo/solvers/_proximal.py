@@ -102,7 +102,7 @@ class ProximalPDBO(Solver):
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> ProximalPDBOState:
         """The state at the start of the first round."""
         inner = self.inner.start(x, y, average=True)
-        center = Point(x, y, inner.multiplier, self.inner.slack)
+        center = self.inner.output(inner)
         worst = jnp.full_like(inner.multiplier, jnp.finfo(inner.multiplier.dtype).max)
         zero = jnp.zeros((), jnp.int32)
         return ProximalPDBOState(inner, center, center, worst, zero, zero, key)
@@ -122,8 +122,8 @@ class ProximalPDBO(Solver):
     def _close(self, problem: Problem, state: ProximalPDBOState) -> ProximalPDBOState:
         """The state at the start of the next round."""
         inner = state.inner
-        x, y = inner.z
-        center = Point(x, y, inner.multiplier, self.inner.slack)
+        center = self.inner.output(inner)
+        x, y = center.x, center.y
         start = self.inner.start(x, y, average=True)
         start = eqx.tree_at(lambda s: s.y_hat, start, inner.y_hat)
         round_ = state.round + 1

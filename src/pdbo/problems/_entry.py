@@ -1,0 +1,73 @@
+"""What the collection knows about a problem."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from .._problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A problem, what is known about it, and a score that trusts no solver.
+
+    Attributes:
+        name: the name it is found by.
+        problem: the problem itself.
+        formula: f, g and the sets in words and symbols.
+        f_star: the optimal value, or the infimum where it is not attained.
+        solutions: points (x, y) where f_star is attained; one of them where there are many, one
+            close to it where it is not attained.
+        inner_min: the smallest value of g(x, .) over Y, from a formula or a grid, in NumPy.
+        start: a start (x, y).
+        spread: (lowest, highest) pairs for x and for y, numbers or pytrees of them: where random
+            starts are drawn. The sets themselves where they are bounded.
+        reference: where the problem comes from.
+        tags: words to select by: "unique", "many minima" or "basins" for the inner minimisers,
+            "convex inner", "box", "simplex", "free", "family", "not attained".
+    """
+
+    name: str
+    problem: Problem
+    formula: str
+    f_star: float
+    solutions: tuple[tuple[PyTree, PyTree], ...]
+    inner_min: Callable[[PyTree], float]
+    start: tuple[PyTree, PyTree]
+    spread: tuple[tuple[PyTree, PyTree], tuple[PyTree, PyTree]]
+    reference: str
+    tags: frozenset[str]
+
+    @property
+    def dimension(self) -> tuple[int, int]:
+        """The number of entries of x and of y."""
+        x, y = (sum(np.size(leaf) for leaf in jax.tree.leaves(part)) for part in self.start)
+        return x, y
+
+    def starts(self, count: int, seed: int = 0) -> tuple[PyTree, PyTree]:
+        """Random starts: x and y with a leading axis of `count`, inside their sets."""
+        rng = np.random.default_rng(seed)
+
+        def draw(like: Any, lo: Any, hi: Any) -> np.ndarray:
+            return rng.uniform(lo, hi, (count, *np.shape(like)))
+
+        def part(like: PyTree, spread: tuple[PyTree, PyTree]) -> PyTree:
+            lo, hi = (jax.tree.broadcast(end, like) for end in spread)
+            return jax.tree.map(draw, like, lo, hi)
+
+        x, y = (part(like, spread) for like, spread in zip(self.start, self.spread, strict=True))
+        projected = jax.vmap(self.problem.x_set.project)(x), jax.vmap(self.problem.y_set.project)(y)
+        return jax.tree.map(np.asarray, projected)
+
+    def inner_gap(self, x: PyTree, y: PyTree) -> float:
+        """How far g(x, y) lies above the smallest inner value; about -1e-9 at the least."""
+        return float(self.problem.inner(x, y)) - self.inner_min(x)
+
+    def solved(self, x: PyTree, y: PyTree) -> bool:
+        """Whether the gap is at most 1e-4 and f is right to 1 %, above and below."""
+        error = abs(float(self.problem.outer(x, y)) - self.f_star)
+        return self.inner_gap(x, y) <= 1e-4 and error <= 1e-2 * max(1.0, abs(self.f_star))

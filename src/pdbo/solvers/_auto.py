@@ -1,0 +1,706 @@
+"""AutoPDBO: the primal-dual method with nothing to tune."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from .. import _trees as trees
+from .._problem import Problem
+from .._sets import Free, Set
+from ._base import Calls, Point, Solver
+
+PROBES = 3  # gradients of f and of g that the units are measured with
+SLOTS = 4  # inner estimates kept, one cut each
+INNER_STEPS = 2  # projected gradient steps per slot and iteration
+RADIUS = 0.2  # the longest step, in units of each entry
+FIRST_SLACK = 4.0  # of the range of g seen at the start: at first f is alone
+LAST_SLACK = 1e-8  # of the same range, where the shrinking of the slack ends ...
+LAST_SLACK_ABSOLUTE = 1e-7  # ... or here, a tenth of what a certificate grants
+SHRINK = 0.5  # of the slack, on evidence
+EVIDENCE = 0.3  # the f-error left, against the bias of the relaxation
+FEASIBLE = 1.5  # slacks within which a point counts as feasible
+PATIENCE = 60  # iterations f may take to settle while no cut is active
+KICK = 0.3  # the length of the random kick after a shrink, in widths of the relaxation
+LOOK = 5  # iterations between two looks at the slots' outer values
+STUCK = 20  # infeasible iterations after which y is set to a slot
+RECYCLE = 6  # iterations between two renewals of idle slots
+JUMPS = 3  # returns to the incumbent allowed
+JUMP_MARGIN = 0.03  # of the range of f seen: how much better the incumbent must be
+SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
+CONFIRM = 30  # settled iterations at the last slack before a run may rest
+SLOW = 40  # iterations without a shrink after which polishing is tried before the last slack ...
+EARLY = 1e-3  # ... if the slack is at most this part of the range of g
+POLISH = 40  # polishing steps, at most, while the residual is above ...
+RESIDUAL = 1e-6  # ... this part of the largest gradient of f
+POLISHABLE = 0.1  # a first residual above it: no single slot explains the solution
+POLISH_INNER = 20  # gradient steps in y and in the slot for one polishing step in x
+
+
+class Cuts(NamedTuple):
+    """g and its gradients at (x, y), row 0, and at (x, slot), the other rows."""
+
+    value: Array
+    x: Array
+    y: Array
+
+
+class AutoState(eqx.Module):
+    """Where the method stands. Vectors of x and y are ravelled, except the points put forward."""
+
+    t: Array
+    key: Array
+    x: PyTree
+    y: PyTree
+    slots: Array  # (SLOTS, size of y)
+    inner_step: Array  # one a slot
+    inner_drop: Array  # what the last inner steps gained, one a slot
+    f: Array
+    grad_f: Array
+    cuts: Cuts
+    mix: Array  # l = multiplier * L_h / L_f, one a slot
+    curvature_f: Array
+    curvature_h: Array
+    slack: Array
+    last_slack: Array
+    unit: Array  # one of x, one of y
+    range_g: Array
+    low_f: Array
+    high_f: Array
+    steepest: Array  # the largest gradient of f seen
+    multiplier: Array
+    residual: Array  # of the Lagrangian's projected gradient, against `steepest`
+    loose: Array  # iterations without an active cut
+    stuck: Array  # iterations without feasibility
+    settled: Array  # iterations at rest, at the last slack
+    held: Array  # iterations since the slack last changed
+    kick: Array
+    polished: Array  # polishing steps taken
+    polish_gradient: Array  # of the penalty function in x, at the last of them
+    polish_step: Array  # of x, of y and of the slot
+    incumbent: tuple[PyTree, PyTree]
+    incumbent_f: Array
+    jumps: Array
+    done: Array
+    f_calls: Array
+    g_calls: Array
+
+    @property
+    def floor(self) -> Array:
+        """The least slack: where the shrinking ends, or what rounding leaves of a cut."""
+        rounding = 2 * float(jnp.finfo(self.f.dtype).eps) * jnp.abs(self.cuts.value[0])
+        return jnp.maximum(self.last_slack, rounding)
+
+
+class AutoPDBO(Solver):
+    r"""Primal-dual bilevel optimisation without a step size, a smoothing or a slack to choose.
+
+    It works on $\min f(z)$ over $z = (x, y)$ subject to $h(z) \le \delta$ as PDBO does, with these
+    ideas in place of the numbers PDBO asks for:
+
+    1. **Cuts instead of one inner estimate.** $g^*(x) \le g(x, \hat y_k)$ for any
+       $\hat y_k \in Y$, so $h_k(z) = g(x, y) - g(x, \hat y_k) \le \delta$ is necessary even where
+       $\hat y_k$ has not converged, and needs no smoothing. Four warm slots $\hat y_k$ are kept,
+       each with its own Barzilai-Borwein step: where the inner minimum jumps between basins two
+       cuts are active at the solution, and one estimate alone never settles.
+    2. **Multipliers from a local model, not by ascent.** With curvatures $L_f, L_h$ the step for
+       $l_k = \lambda_k L_h / L_f$ is
+       $d(l) = P\bigl(z - \frac{\nabla f / L_f + \sum_k l_k \nabla h_k / L_h}{1 + \sum_k l_k}\bigr)
+       - z$, a mean of an f-step and h-steps, bounded however large the multipliers become (they
+       grow like $1/\sqrt\delta$). l is complementary to
+       $h_k + \langle\nabla h_k, d\rangle + \tfrac{L_h}{2}\|d\|^2 \le \delta$.
+    3. **Steps from what was measured.** A trial is kept where f and every cut stay below their
+       models; the curvatures follow the secants of what was seen and bound the step by a radius.
+    4. **First f alone, then the inner problem.** $\delta$ starts above the range of g, so the run
+       starts from a minimum of f and the feasible set closes in on it: the nearest solutions are
+       the good ones. $\delta$ shrinks on evidence, when the f-error left,
+       $\|(L_f + \Lambda L_h) d\|^2 / (2 L_f)$, is small against the bias $\Lambda\delta$ of the
+       relaxation; a random kick within the relaxation then leaves symmetric saddles.
+    5. **Wrong basins are noticed.** Slots that are duplicates, or idle and worst, are drawn anew
+       from Y (around y where it is unbounded) or set to y. y moves to a slot that is as good for
+       g and better for f, or when it cannot become feasible. The best feasible point met is kept,
+       and the run returns to it where the path it followed ends higher.
+    6. **Units.** x and y are measured in half-widths of their sets; where a set is unbounded, in
+       lengths that make the curvatures of f and g in x and in y alike. Nothing depends on the
+       scale of f, g, x or y but the last slack, at most a tenth of what a certificate grants.
+    7. **Polishing.** A large multiplier makes the joint problem stiff, and the search slow at its
+       end, but not $\phi(x) = \min_y f + \lambda (g - g^*)$, where y and the slot follow x. Once
+       the search has settled, or has become slow, spectral steps on $\phi$ take over.
+
+    A run rests, its state no longer changing, once it has settled and been polished.
+
+    Measured on the 18 problems of the collection with one x and one y, random starts, solved to
+    1 % of f with an inner gap below 1e-4: 88 % of the runs, a median of 2,300 gradients. With other
+    rules for the multipliers and all else equal: a closed form from the linearised worst cut 63 %,
+    clipped ascent with relative steps 43 % (0.1) and 50 % (0.5). Without one of the ideas: a single
+    slot 62 %, the slack starting at half the range of g 76 %, no kick 86 %, no incumbent 87 %.
+
+    Reference: the constraint and the primal-dual view are those of Sow, Ji, Guan & Liang, A
+    Primal-Dual Approach to Bilevel Optimization with Multiple Inner Minima (2022).
+    """
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> AutoState:
+        """Units, slots and the range of g from a look around the start."""
+        flat_y = ravel_pytree(y)[0]
+        dtype = flat_y.dtype
+        unit = _units(problem, x, y, key)
+        slots = jnp.concatenate([flat_y[None], _draw(problem, y, unit[1], key, SLOTS - 1)])
+        cuts = _inner(problem, x, y, jnp.concatenate([flat_y[None], slots]))
+        f, grad_f = _outer(problem, x, y)
+        spread = jnp.max(cuts.value) - jnp.min(cuts.value)
+        slope = jnp.linalg.norm(cuts.y[0]) * unit[1]
+        range_g = jnp.where(spread > 0, spread, jnp.where(slope > 0, slope, 1))
+        last = jnp.minimum(LAST_SLACK * range_g, LAST_SLACK_ABSOLUTE)
+        zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
+        return AutoState(
+            t=none,
+            key=key,
+            x=x,
+            y=y,
+            slots=slots,
+            inner_step=_first_steps(cuts.y[1:], unit[1]),
+            inner_drop=jnp.full(SLOTS, range_g, dtype),
+            f=f,
+            grad_f=grad_f,
+            cuts=cuts,
+            mix=jnp.zeros(SLOTS, dtype),
+            curvature_f=zero,
+            curvature_h=zero,
+            slack=FIRST_SLACK * range_g,
+            last_slack=last,
+            unit=unit,
+            range_g=range_g,
+            low_f=f,
+            high_f=f,
+            steepest=zero,
+            multiplier=zero,
+            residual=zero,
+            loose=none,
+            stuck=none,
+            settled=none,
+            held=none,
+            kick=jnp.array(False),
+            polished=none,
+            polish_gradient=jnp.zeros_like(ravel_pytree(x)[0]),
+            polish_step=jnp.zeros(3, dtype),
+            incumbent=(x, y),
+            incumbent_f=jnp.full((), float(jnp.finfo(dtype).max), dtype),
+            jumps=none,
+            done=jnp.array(False),
+            f_calls=none + 1 + PROBES,
+            g_calls=none + SLOTS + 1 + PROBES,
+        )
+
+    def step(self, problem: Problem, state: AutoState) -> AutoState:
+        """Inner steps, the multipliers and a trial; now and then a look at the slots."""
+        return lax.cond(state.done, lambda s: s, lambda s: _iterate(problem, s), state)
+
+    def output(self, state: AutoState) -> Point:
+        """The current point, with the sum of the multipliers of its cuts."""
+        return Point(state.x, state.y, state.multiplier, None)
+
+    def settled(self, state: AutoState) -> Array:
+        """Whether the run rests."""
+        return state.done
+
+    def calls(self, state: AutoState) -> Calls:
+        """Gradients of f and g, and four Hessian-vector products to find the units."""
+        return Calls(state.f_calls, state.g_calls, jnp.zeros_like(state.f_calls))
+
+
+def _iterate(problem: Problem, state: AutoState) -> AutoState:
+    slow = (state.held >= SLOW) & (state.stuck == 0) & (state.slack <= EARLY * state.range_g)
+    polish = ((state.settled >= CONFIRM) | slow | (state.polished > 0)) & (state.multiplier > 0)
+    state = lax.cond(polish, lambda s: _polish(problem, s), lambda s: _search(problem, s), state)
+    return _set(state, t=state.t + 1)
+
+
+def _search(problem: Problem, state: AutoState) -> AutoState:
+    key = jax.random.fold_in(state.key, state.t)
+    state = _descend(problem, state)
+    state = _move(problem, state, key)
+    state = lax.cond(state.t % LOOK == LOOK - 1, lambda s: _look(problem, s), lambda s: s, state)
+    return lax.cond(
+        state.t % RECYCLE == RECYCLE - 1, lambda s: _recycle(problem, s, key), lambda s: s, state
+    )
+
+
+def _descend(problem: Problem, state: AutoState) -> AutoState:
+    """Projected Barzilai-Borwein steps on g(x, .) from every slot, kept where g falls."""
+    _, unravel = ravel_pytree(state.y)
+    project = jax.vmap(lambda v: ravel_pytree(problem.y_set.project(unravel(v)))[0])
+    eps = float(jnp.finfo(state.slots.dtype).eps)
+
+    def descend(_: Any, s: tuple[Array, Array, Cuts]) -> tuple[Array, Array, Cuts]:
+        slots, step, cuts = s
+        value, slope = cuts.value[1:], cuts.y[1:]
+        trial = project(slots - step[:, None] * slope)
+        found = _inner(problem, state.x, state.y, trial)
+        move, change = trial - slots, found.y - slope
+        decrease = 1e-4 * jnp.sum(slope * move, 1) + 4 * eps * jnp.abs(value)
+        keep = (found.value <= value + decrease) & _finite(found)
+        ss, sy = jnp.sum(move * move, 1), jnp.sum(move * change, 1)
+        secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 3 * step)
+        longer = jnp.where(keep, jnp.clip(secant, 0.3 * step, 3 * step), 0.3 * step)
+        step = jnp.where(ss > 0, longer, step)
+        return jnp.where(keep[:, None], trial, slots), step, _replace(cuts, keep, found)
+
+    start = (state.slots, state.inner_step, state.cuts)
+    slots, step, cuts = lax.fori_loop(0, INNER_STEPS, descend, start)
+    return _set(
+        state,
+        slots=slots,
+        inner_step=step,
+        inner_drop=state.cuts.value[1:] - cuts.value[1:],
+        cuts=cuts,
+        g_calls=state.g_calls + INNER_STEPS * SLOTS,
+    )
+
+
+def _move(problem: Problem, state: AutoState, key: Array) -> AutoState:
+    """One trial step of z, and what it says about curvatures and slack."""
+    flat_x, to_x = ravel_pytree(state.x)
+    flat_y, to_y = ravel_pytree(state.y)
+    dtype, size_x = flat_y.dtype, flat_x.size
+    eps, tiny = float(jnp.finfo(dtype).eps), float(jnp.finfo(dtype).tiny) ** 0.5
+    unit = jnp.concatenate(
+        [jnp.full_like(flat_x, 1) * state.unit[0], jnp.full_like(flat_y, 1) * state.unit[1]]
+    )
+    z = jnp.concatenate([flat_x, flat_y]) / unit
+
+    def split(z: Array) -> tuple[PyTree, PyTree]:
+        z = z * unit
+        return to_x(z[:size_x]), to_y(z[size_x:])
+
+    def project(z: Array) -> Array:
+        x, y = split(z)
+        return ravel_pytree((problem.x_set.project(x), problem.y_set.project(y)))[0] / unit
+
+    cuts, slack = state.cuts, state.slack
+    h, grad_h = _constraints(cuts, unit)
+    grad_f = state.grad_f * unit
+    radius = RADIUS * z.size**0.5
+    steep_f = jnp.linalg.norm(grad_f)
+    steep_h = jnp.max(jnp.linalg.norm(grad_h, axis=1))
+    L_f = jnp.maximum(jnp.maximum(state.curvature_f, steep_f / radius), tiny)
+    L_h = jnp.maximum(jnp.maximum(state.curvature_h, steep_h / radius), tiny)
+
+    def step_for(mix: Array) -> Array:
+        mean = (grad_f / L_f + mix @ grad_h / L_h) / (1 + jnp.sum(mix))
+        return project(z - mean) - z
+
+    model = _Model(h - slack, grad_f, grad_h, L_f, L_h, step_for)
+    free = isinstance(problem.x_set, Free) and isinstance(problem.y_set, Free)
+    mix = _complementary(model.gram() if free else model.direct, state.mix)
+    d = step_for(mix)
+    weight = (1 + jnp.sum(mix)) * L_f  # L_f + sum of multipliers * L_h
+    residual = weight * jnp.linalg.norm(d)
+    noise = jax.random.normal(key, z.shape, dtype) / z.size**0.5
+    width = jnp.minimum(jnp.sqrt(slack / L_h), radius)  # of the relaxation
+    kicked = project(z + d + KICK * width * noise) - z
+    d = jnp.where(state.kick, kicked, d)
+
+    x, y = split(z + d)
+    f, grad = _outer(problem, x, y)
+    found = _inner(problem, x, y, jnp.concatenate([ravel_pytree(y)[0][None], state.slots]))
+    h_new = found.value[0] - found.value[1:]
+    dd = d @ d
+    round_f = 8 * eps * (jnp.abs(f) + jnp.abs(state.f))
+    round_h = 8 * eps * jnp.max(jnp.abs(cuts.value) + jnp.abs(found.value))
+    above_f = f - state.f - grad_f @ d - round_f
+    above_h = jnp.max(h_new - h - grad_h @ d) - round_h
+    finite = jnp.isfinite(f) & jnp.all(jnp.isfinite(grad)) & jnp.all(_finite(found))
+    fits_f = above_f <= 0.5 * L_f * dd
+    fits_h = above_h <= 0.5 * L_h * dd + 0.05 * slack
+    keep = finite & fits_f & fits_h
+
+    def curvature(L: Array, fits: Array, above: Array) -> Array:
+        measured = jnp.where(finite & (dd > 0), 2 * above / jnp.where(dd > 0, dd, 1), 0)
+        longer = jnp.maximum(0.7 * L, measured)
+        shorter = jnp.where(fits, L, jnp.maximum(2 * L, 1.5 * measured))
+        return jnp.where(keep, longer, jnp.where(finite, shorter, 4 * L))
+
+    total = jnp.sum(mix) * L_f / L_h
+    near = jnp.max(h) <= FEASIBLE * slack
+    alone = near & (total == 0)
+    loose = jnp.where(alone, state.loose + 1, 0)
+    rested = alone & keep & ((dd <= (0.05 * radius) ** 2) | (loose > PATIENCE))
+    converged = near & ~alone & (residual**2 / (2 * L_f) <= EVIDENCE * total * slack)
+    # with no cut active the slack may fall to where the first one is met
+    met = jnp.clip(0.9 * jnp.max(h), SHRINK * slack, 0.9 * slack)
+    shrunk = jnp.where(rested, met, jnp.where(converged, SHRINK * slack, slack))
+    shrunk = jnp.maximum(shrunk, state.floor)
+    steepest = jnp.maximum(state.steepest, steep_f)
+    relative = residual / jnp.where(steepest > 0, steepest, 1)
+    still = (rested | converged | (relative <= RESIDUAL)) & near & (slack <= state.floor)
+    settled = jnp.where(still, state.settled + 1, 0)
+    x, y, f, grad, cuts = trees.where(
+        keep, (x, y, f, grad, found), (state.x, state.y, state.f, state.grad_f, cuts)
+    )
+    return _set(
+        state,
+        x=x,
+        y=y,
+        f=f,
+        grad_f=grad,
+        cuts=cuts,
+        mix=mix,
+        curvature_f=curvature(L_f, fits_f, above_f),
+        curvature_h=curvature(L_h, fits_h, above_h),
+        slack=shrunk,
+        low_f=jnp.minimum(state.low_f, f),
+        high_f=jnp.maximum(state.high_f, f),
+        steepest=steepest,
+        multiplier=total,
+        residual=relative,
+        loose=loose,
+        stuck=jnp.where(near, 0, state.stuck + 1),
+        settled=settled,
+        held=jnp.where(shrunk < slack, 0, state.held + 1),
+        kick=(shrunk < slack) & (shrunk > 10 * state.floor),
+        done=(settled >= CONFIRM) & ((relative <= RESIDUAL) | (total == 0)),
+        f_calls=state.f_calls + 1,
+        g_calls=state.g_calls + SLOTS + 1,
+    )
+
+
+class _Model(NamedTuple):
+    """The quadratic models of the cuts, less the slack, as functions of the mix l."""
+
+    excess: Array
+    grad_f: Array
+    grad_h: Array
+    L_f: Array
+    L_h: Array
+    step_for: Callable[[Array], Array]
+
+    def direct(self, mix: Array) -> Array:
+        d = self.step_for(mix)
+        return self.excess + self.grad_h @ d + 0.5 * self.L_h * (d @ d)
+
+    def gram(self) -> Callable[[Array], Array]:
+        """The same where nothing is projected, from inner products found once."""
+        rows = jnp.concatenate([self.grad_f[None] / self.L_f, self.grad_h / self.L_h])
+        products = rows @ rows.T
+
+        def model(mix: Array) -> Array:
+            weights = jnp.concatenate([jnp.ones(1, mix.dtype), mix]) / (1 + jnp.sum(mix))
+            along = products @ weights
+            return self.excess + self.L_h * (0.5 * weights @ along - along[1:])
+
+        return model
+
+
+def _complementary(model: Callable[[Array], Array], mix: Array) -> Array:
+    """l >= 0 complementary to model(l) <= 0, by two sweeps of bisection in log l."""
+    top = jnp.full((), 18.0, mix.dtype)
+
+    def solve(k: Any, mix: Array) -> Array:
+        def bisect(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = ends
+            middle = 0.5 * (low + high)
+            violated = model(mix.at[k].set(jnp.exp(middle)))[k] > 0
+            return jnp.where(violated, middle, low), jnp.where(violated, high, middle)
+
+        def active(_: Any) -> Array:
+            return jnp.exp(lax.fori_loop(0, 24, bisect, (-top, top))[1])
+
+        inactive = model(mix.at[k].set(0))[k] <= 0
+        return mix.at[k].set(lax.cond(inactive, lambda _: 0 * top, active, None))
+
+    return lax.fori_loop(0, 2 * SLOTS, lambda i, mix: solve(i % SLOTS, mix), mix)
+
+
+def _look(problem: Problem, state: AutoState) -> AutoState:
+    """The slots' outer values: better minimisers for y, and the incumbent."""
+    _, to_y = ravel_pytree(state.y)
+    value = state.cuts.value[1:]
+    best = jnp.min(value)
+    outer = jax.vmap(lambda v: problem.outer(state.x, to_y(v)))(state.slots)
+    outer = jnp.where(jnp.isfinite(outer), outer, jnp.inf)
+    bias = state.multiplier * state.slack
+    rounding = 8 * float(jnp.finfo(outer.dtype).eps) * jnp.abs(state.f)
+
+    settled = SETTLED * state.range_g
+    tight = (value <= best + settled) & (state.inner_drop <= settled)
+    tight = jnp.where(tight, outer, jnp.inf)
+    i = jnp.argmin(tight)
+    incumbent, incumbent_f = trees.where(
+        tight[i] < state.incumbent_f,
+        ((state.x, to_y(state.slots[i])), tight[i]),
+        (state.incumbent, state.incumbent_f),
+    )
+    within = jnp.where(value <= best + state.slack, outer, jnp.inf)
+    j = jnp.argmin(within)
+
+    active = (state.multiplier > 0) & (state.stuck == 0)
+    margin = bias + JUMP_MARGIN * (state.high_f - state.low_f)
+    jump = active & (state.f > incumbent_f + margin) & (state.jumps < JUMPS)
+    swap = ((within[j] < state.f - bias - rounding) | (state.stuck >= STUCK)) & ~jump
+    swap = swap & jnp.isfinite(within[j])
+    y = trees.where(swap, to_y(state.slots[j]), state.y)
+    x, y = trees.where(jump, incumbent, (state.x, y))
+    worst = jnp.argmax(value)
+    kept = jnp.where(jump, ravel_pytree(y)[0], state.slots[worst])
+    slots = state.slots.at[worst].set(kept)
+
+    def arrive(_: Any) -> tuple[Array, Array, Cuts]:
+        rows = jnp.concatenate([ravel_pytree(y)[0][None], slots])
+        return *_outer(problem, x, y), _inner(problem, x, y, rows)
+
+    moved = jump | swap
+    f, grad_f, cuts = lax.cond(moved, arrive, lambda _: (state.f, state.grad_f, state.cuts), None)
+    slack = jnp.where(jump, jnp.maximum(state.slack, 0.01 * state.range_g), state.slack)
+    return _set(
+        state,
+        x=x,
+        y=y,
+        slots=slots,
+        f=f,
+        grad_f=grad_f,
+        cuts=cuts,
+        slack=slack,
+        stuck=jnp.where(moved, 0, state.stuck),
+        settled=jnp.where(moved, 0, state.settled),
+        held=jnp.where(moved, 0, state.held),
+        done=state.done & ~moved,
+        incumbent=incumbent,
+        incumbent_f=jnp.where(jump, float(jnp.finfo(f.dtype).max), incumbent_f),
+        jumps=state.jumps + jnp.where(jump, 1, 0),
+        f_calls=state.f_calls + jnp.where(moved, 1, 0),
+        g_calls=state.g_calls + jnp.where(moved, SLOTS + 1, 0),
+    )
+
+
+def _recycle(problem: Problem, state: AutoState, key: Array) -> AutoState:
+    """Duplicates and the worst idle slot start anew: anywhere in Y, every other time one from y."""
+    flat_y = ravel_pytree(state.y)[0]
+    value = state.cuts.value[1:]
+    index = jnp.arange(SLOTS)
+    apart = jax.vmap(lambda v: jnp.sum((state.slots - v) ** 2, 1))(state.slots)
+    close = apart <= 1e-6 * flat_y.size * state.unit[1] ** 2
+    # of two that agree the lower one stays, of two that tie the first
+    ahead = (value[None] < value[:, None]) | (
+        (value[None] == value[:, None]) & (index[None] < index[:, None])
+    )
+    duplicate = jnp.any(close & ahead, axis=1)
+    idle = ~duplicate & (state.mix == 0)
+    worst = idle & (index == jnp.argmax(jnp.where(idle, value, -jnp.inf)))
+    chosen = (duplicate | worst) & (index != jnp.argmin(value))
+
+    fresh = _draw(problem, state.y, state.unit[1], key, SLOTS)
+    from_y = (state.t // RECYCLE % 2 == 1) & chosen & (jnp.cumsum(chosen) == 1)
+    fresh = jnp.where(from_y[:, None], flat_y, fresh)
+    found = _inner(problem, state.x, state.y, fresh)
+    chosen = chosen & _finite(found)
+    return _set(
+        state,
+        slots=jnp.where(chosen[:, None], fresh, state.slots),
+        inner_step=jnp.where(chosen, _first_steps(found.y, state.unit[1]), state.inner_step),
+        mix=jnp.where(chosen, 0, state.mix),
+        cuts=_replace(state.cuts, chosen, found),
+        g_calls=state.g_calls + SLOTS,
+    )
+
+
+def _polish(problem: Problem, state: AutoState) -> AutoState:
+    r"""One spectral gradient step in x on $\min_y f + \lambda (g - g^*)$ with $\lambda$ held.
+
+    The multiplier makes the joint problem stiff, but not this one: y and the slot follow x.
+    """
+    flat_x, to_x = ravel_pytree(state.x)
+    flat_y, to_y = ravel_pytree(state.y)
+    k = jnp.argmax(state.mix)
+    # the multiplier of the last slack, if polishing starts at an earlier one
+    weight = state.multiplier * jnp.sqrt(state.slack / state.floor)
+    unit, first = state.unit, state.polished == 0
+    L_f = state.curvature_f
+    stiff = jnp.stack([L_f, L_f / weight + state.curvature_h, state.curvature_h])
+    lengths = jnp.stack([unit[0], unit[1], unit[1]]) ** 2
+    steps = jnp.where(first, lengths / jnp.where(stiff > 0, stiff, 1), state.polish_step)
+
+    def penalised(x: PyTree, y: PyTree) -> Array:
+        return problem.outer(x, y) / weight + problem.inner(x, y)
+
+    def settle(function: Callable, x: PyTree, y: Array, step: Array) -> tuple[Array, Array]:
+        """Barzilai-Borwein steps on function(x, .) from y."""
+        slope = jax.grad(lambda v: function(x, to_y(v)))
+
+        def body(_: Any, s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            y, gradient, step = s
+            new = ravel_pytree(problem.y_set.project(to_y(y - step * gradient)))[0]
+            move, after = new - y, slope(new)
+            ss, sy = move @ move, move @ (after - gradient)
+            secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * step, 5 * step)
+            return new, after, jnp.where((sy > 0) & (ss > 0), secant, step)
+
+        y, _, step = lax.fori_loop(0, POLISH_INNER, body, (y, slope(y), step))
+        return y, step
+
+    moved = problem.x_set.project(to_x(flat_x - steps[0] * state.polish_gradient))
+    x = trees.where(first, state.x, moved)
+    y, step_y = settle(penalised, x, flat_y, steps[1])
+    slot, step_slot = settle(problem.inner, x, state.slots[k], steps[2])
+    f, grad_f = _outer(problem, x, to_y(y))
+    rows = _inner(problem, x, state.y, jnp.stack([y, slot]))
+    size = flat_x.size
+    in_x = grad_f[:size] + weight * (rows.x[0] - rows.x[1])
+    in_y = grad_f[size:] + weight * rows.y[0]
+    residual = jnp.hypot(
+        unit[0] * problem.x_set.residual(x, to_x(in_x)),
+        unit[1] * problem.y_set.residual(to_y(y), to_y(in_y)),
+    ) / jnp.where(state.steepest > 0, state.steepest, 1)
+
+    gap = rows.value[0] - rows.value[1]
+    allowed = FEASIBLE * jnp.maximum(state.floor, LAST_SLACK_ABSOLUTE)
+    # the first only takes y and the slot to their minima: its residual is the one to improve on
+    better = residual < jnp.where(first, POLISHABLE, state.residual)
+    keep = better & jnp.isfinite(f) & (gap <= allowed)
+    move = ravel_pytree(x)[0] - flat_x
+    ss, sy = move @ move, move @ (in_x - state.polish_gradient)
+    secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 2 * steps[0])
+    step_x = jnp.where(first, steps[0], jnp.where(keep, secant, steps[0] / 4))
+    failed = first & ~keep
+    polished = jnp.where(failed, 0, state.polished + 1)
+    met = keep & (residual <= RESIDUAL)
+    x, y, f, slot, in_x, residual = trees.where(
+        keep,
+        (x, to_y(y), f, slot, in_x, residual),
+        (state.x, state.y, state.f, state.slots[k], state.polish_gradient, state.residual),
+    )
+    return _set(
+        state,
+        x=x,
+        y=y,
+        f=f,
+        slots=state.slots.at[k].set(slot),
+        residual=residual,
+        slack=jnp.where(failed, state.slack, state.floor),
+        multiplier=jnp.where(failed, state.multiplier, weight),
+        held=jnp.where(failed, -2 * SLOW, state.held),
+        polished=polished,
+        polish_gradient=in_x,
+        polish_step=jnp.stack([step_x, step_y, step_slot]),
+        done=met | (polished >= POLISH) | (failed & (state.settled >= CONFIRM)),
+        f_calls=state.f_calls + POLISH_INNER + 2,
+        g_calls=state.g_calls + 2 * POLISH_INNER + 4,
+    )
+
+
+def _outer(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
+    value, gradient = jax.value_and_grad(problem.outer, (0, 1))(x, y)
+    return value, ravel_pytree(gradient)[0]
+
+
+def _inner(problem: Problem, x: PyTree, y: PyTree, rows: Array) -> Cuts:
+    """g and its gradients at (x, row) for every row, shaped like y when unravelled."""
+    _, unravel = ravel_pytree(y)
+
+    def one(row: Array) -> Cuts:
+        value, (in_x, in_y) = jax.value_and_grad(problem.inner, (0, 1))(x, unravel(row))
+        return Cuts(value, ravel_pytree(in_x)[0], ravel_pytree(in_y)[0])
+
+    return jax.vmap(one)(rows)
+
+
+def _constraints(cuts: Cuts, unit: Array) -> tuple[Array, Array]:
+    """h_k and its gradient in units, for every slot."""
+    in_x = cuts.x[0] - cuts.x[1:]
+    in_y = jnp.broadcast_to(cuts.y[0], cuts.y[1:].shape)
+    return cuts.value[0] - cuts.value[1:], jnp.concatenate([in_x, in_y], 1) * unit
+
+
+def _finite(cuts: Cuts) -> Array:
+    """Row by row."""
+    in_x, in_y = (jnp.all(jnp.isfinite(part), axis=1) for part in (cuts.x, cuts.y))
+    return jnp.isfinite(cuts.value) & in_x & in_y
+
+
+def _replace(cuts: Cuts, chosen: Array, found: Cuts) -> Cuts:
+    """The cuts with the chosen slots' rows taken from `found`."""
+
+    def put(old: Array, new: Array) -> Array:
+        mask = chosen.reshape((-1,) + (1,) * (old.ndim - 1))
+        return old.at[1:].set(jnp.where(mask, new, old[1:]))
+
+    return Cuts(*(put(old, new) for old, new in zip(cuts, found, strict=True)))
+
+
+def _first_steps(slope: Array, unit: Array) -> Array:
+    """Inner steps that move by a tenth of a unit an entry."""
+    length = jnp.linalg.norm(slope, axis=1)
+    return 0.1 * unit * slope.shape[1] ** 0.5 / jnp.where(length > 0, length, 1)
+
+
+def _draw(problem: Problem, y: PyTree, unit: Array, key: Array, count: int) -> Array:
+    """Random points of Y, ravelled; within a few units of y where Y is unbounded."""
+    keys = jax.random.split(jax.random.fold_in(key, 1), count)
+    return jax.vmap(lambda k: ravel_pytree(problem.y_set.sample(k, y, 2 * unit))[0])(keys)
+
+
+def _units(problem: Problem, x: PyTree, y: PyTree, key: Array) -> Array:
+    """The lengths x and y are measured in: see idea 6."""
+    flat_x, to_x = ravel_pytree(x)
+    flat_y, to_y = ravel_pytree(y)
+    eps = float(jnp.finfo(flat_y.dtype).eps)
+
+    def probe(function: Callable[[PyTree, PyTree], Array]) -> tuple[Array, Array, Array]:
+        """The gradient in y and the curvatures in x and in y, by differences of gradients."""
+
+        def gradients(x: Array, y: Array) -> tuple[Array, Array]:
+            return jax.grad(lambda x, y: function(to_x(x), to_y(y)), (0, 1))(x, y)
+
+        def aside(z: Array, number: int) -> Array:
+            v = jax.random.normal(jax.random.fold_in(key, number), z.shape, z.dtype)
+            size = jnp.linalg.norm(z)
+            return eps ** (1 / 3) * jnp.where(size > 0, size, 1) * v / jnp.linalg.norm(v)
+
+        def curvature(after: Array, before: Array, move: Array) -> Array:
+            change = jnp.linalg.norm(after - before)
+            real = change > 16 * eps * jnp.linalg.norm(before)
+            return jnp.where(real, change / jnp.linalg.norm(move), 0)
+
+        in_x, in_y = gradients(flat_x, flat_y)
+        move_x, move_y = aside(flat_x, 2), aside(flat_y, 3)
+        other_x, _ = gradients(flat_x + move_x, flat_y)
+        _, other_y = gradients(flat_x, flat_y + move_y)
+        slope = jnp.linalg.norm(in_y)
+        return slope, curvature(other_x, in_x, move_x), curvature(other_y, in_y, move_y)
+
+    def over(a: Array, b: Array) -> Array:
+        return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
+
+    def width(set_: Set, z: PyTree, size: int) -> Array:
+        diameter = set_.diameter(z)
+        return jnp.where(jnp.isfinite(diameter), diameter, 0) / (2 * size**0.5)
+
+    ratios, newton = [], jnp.zeros((), flat_y.dtype)
+    for function in (problem.outer, problem.inner):
+        slope, in_x, in_y = probe(function)
+        ratios.append(jnp.sqrt(over(in_y, in_x)))
+        newton = jnp.maximum(newton, over(slope, in_y) / flat_y.size**0.5)
+    both = (ratios[0] > 0) & (ratios[1] > 0)
+    ratio = jnp.where(both, jnp.sqrt(ratios[0] * ratios[1]), jnp.maximum(*ratios))
+    size_x, size_y = (jnp.sqrt(jnp.mean(flat**2)) for flat in (flat_x, flat_y))
+    ratio = jnp.where(ratio > 0, ratio, over(size_x, size_y))
+    ratio = jnp.where((ratio > 0) & jnp.isfinite(ratio), ratio, 1)
+    around = jnp.where(size_y > 0, jnp.clip(newton, size_y, 10 * size_y), newton)
+    around = jnp.where((around > 0) & jnp.isfinite(around), around, 1)
+    width_x = width(problem.x_set, x, flat_x.size)
+    width_y = width(problem.y_set, y, flat_y.size)
+    unit_y = jnp.where(width_y > 0, width_y, jnp.where(width_x > 0, width_x / ratio, around))
+    unit_x = jnp.where(width_x > 0, width_x, unit_y * ratio)
+    return jnp.stack([unit_x, unit_y]).astype(flat_y.dtype)
+
+
+def _set(state: AutoState, **fields: Any) -> AutoState:
+    """The state with some of its fields replaced."""
+    names = tuple(fields)
+    return eqx.tree_at(
+        lambda s: tuple(getattr(s, name) for name in names), state, tuple(fields.values())
+    )

@@ -1,0 +1,140 @@
+"""The automatic solver and multistart: defaults only."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pdbo
+from pdbo import problems
+from pdbo._multistart import _kronecker, multistart
+from pdbo.solvers._auto import AutoPDBO
+
+SOLVER = AutoPDBO()
+
+
+def run(problem, x, y, key, steps=600):
+    """A run to its rest, traceable."""
+    state = SOLVER.init(problem, x, y, key)
+    start = (jnp.zeros((), int), state)
+    return jax.lax.while_loop(
+        lambda s: (s[0] < steps) & ~s[1].done,
+        lambda s: (s[0] + 1, SOLVER.step(problem, s[1])),
+        start,
+    )[1]
+
+
+def total(calls):
+    return np.asarray(calls.f + calls.g + calls.products)
+
+
+TOY = problems.get("toy")  # once, so that it is compiled once
+
+
+@pytest.mark.parametrize("start", [(2.0, [0.5, 0.5]), (0.0, [2.0, 2.0])])
+def test_toy(start):
+    entry = TOY
+    sol = pdbo.solve(entry.problem, start[0], jnp.array(start[1]), SOLVER)
+    assert sol.ok
+    assert abs(sol.f) <= 1e-6 and abs(sol.x - 1) <= 1e-3
+    assert entry.inner_gap(sol.x, sol.y) <= 1e-6
+    assert sol.history["f_calls"][-1] + sol.history["g_calls"][-1] < 20_000
+
+
+def test_sine():
+    entry = problems.get("sine")
+    sol = pdbo.solve(entry.problem, 3.0, 3.0, SOLVER)
+    assert sol.ok  # a certified solution, and no corner
+    assert abs(sol.x) < 9.9 and abs(sol.y) < 9.9
+    assert entry.inner_gap(sol.x, sol.y) <= 1e-6
+
+    best = multistart(entry.problem, 3.0, 3.0, starts=16)
+    assert best.ok and isinstance(best, pdbo.Solution)
+    assert abs(best.f - np.pi**2 / 8) <= 1e-3
+    assert entry.inner_gap(best.x, best.y) <= 1e-6
+    assert best.all.f.shape == (16,) and best.f == best.all.f[best.index]
+    assert best.f <= np.min(np.asarray(best.all.f)[np.asarray(best.all.ok)])
+
+
+def test_random_starts():
+    entry = problems.get("mb-3.14")  # two cuts are active at its solution
+    x, y = jax.tree.map(jnp.asarray, entry.starts(12, seed=5))
+    keys = jax.random.split(jax.random.key(5), 12)
+    state = jax.jit(jax.vmap(lambda x, y, k: run(entry.problem, x, y, k)))(x, y, keys)
+    solved = [entry.solved(*jax.tree.map(lambda a: a[i], (state.x, state.y))) for i in range(12)]
+    assert np.mean(solved) >= 0.8
+    assert np.median(total(jax.vmap(SOLVER.calls)(state))) <= 8_000
+
+
+SCALED = ["sine", "mb-3.10", "mb-3.13", "mb-3.24", "iaptt"]
+# of f, of g and of y
+SCALES = np.array([[1, 1, 1], [1e3, 1, 1], [1, 1e3, 1], [1, 1, 1e-3]])
+
+
+def test_rescaling_changes_nothing():
+    entries = [problems.get(name) for name in SCALED]
+
+    def pick(kind):
+        def value(x, y, data):
+            which, a, b, c = data
+            parts = [getattr(entry.problem, kind)(x, y / c) for entry in entries]
+            return (a if kind == "outer" else b) * jnp.stack(parts)[which]
+
+        return value
+
+    def one(which, scale, x, y, key):
+        a, b, c = scale
+        lo_x, hi_x, lo_y, hi_y = bounds[which]
+        problem = pdbo.Problem(
+            pick("outer"),
+            pick("inner"),
+            data=(which, a, b, c),
+            x_set=pdbo.Box(lo_x, hi_x),
+            y_set=pdbo.Box(lo_y * c, hi_y * c),
+        )
+        state = run(problem, x, y * c, key)
+        return state.x, state.y / c
+
+    bounds = jnp.asarray([[*entry.spread[0], *entry.spread[1]] for entry in entries])
+    keys = jax.random.split(jax.random.key(1), 4)
+    starts = [entry.starts(4, seed=1) for entry in entries]
+    x0, y0 = (jnp.stack([jnp.asarray(start[part]) for start in starts]) for part in (0, 1))
+    over_starts = jax.vmap(one, (None, None, 0, 0, 0))
+    over_scales = jax.vmap(over_starts, (None, 0, None, None, None))
+    x, y = jax.jit(jax.vmap(over_scales, (0, None, 0, 0, None)))(
+        jnp.arange(len(entries)), jnp.asarray(SCALES), x0, y0, keys
+    )
+    for i, entry in enumerate(entries):
+        f = np.asarray(jax.vmap(jax.vmap(entry.problem.outer))(x[i], y[i]))
+        for other in f[1:]:  # the same solution from the same start
+            np.testing.assert_allclose(other, f[0], atol=5e-3 * max(1, abs(entry.f_star)))
+
+
+def test_float32(x32):
+    entry = TOY
+    sol = pdbo.solve(entry.problem, *entry.start, SOLVER, steps=600, throw=False)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((sol.x, sol.y)))
+    assert sol.result in (pdbo.RESULTS.success, pdbo.RESULTS.max_steps)
+    assert abs(float(sol.f)) <= 1e-3 and entry.inner_gap(sol.x, sol.y) <= 1e-4
+
+
+def test_sizes_take_the_same_iterations():
+    iterations = []
+    for n in (1, 1000):
+        entry = problems.get("bda", n)
+        x, y = jax.tree.map(jnp.asarray, entry.start)
+        state = jax.jit(lambda x, y, e=entry: run(e.problem, x, y, jax.random.key(0)))(x, y)
+        assert entry.solved(state.x, state.y)
+        iterations.append(int(state.t))
+    assert max(iterations) <= 3 * min(iterations)
+
+
+def test_spread_is_even():
+    points = np.asarray(_kronecker(64, 2, jax.random.key(3)))
+    assert points.min() >= 0 and points.max() < 1
+    cells = np.histogram2d(points[:, 0], points[:, 1], bins=4, range=[[0, 1], [0, 1]])[0]
+    assert cells.min() >= 2 and cells.max() <= 6  # random points: 0 and 9 are common
+    with pytest.raises(pdbo.ProblemError, match="leading axis"):
+        multistart(problems.get("sine").problem, 3.0, 3.0)
+    with pytest.raises(pdbo.ProblemError, match="starts must be"):
+        multistart(problems.get("sine").problem, 3.0, 3.0, starts=0)
