@@ -12,6 +12,7 @@ problem = pdbo.Problem(
     f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),  # outer
     g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],  # inner
 )
+x0, y0 = 2.0, jnp.array([0.5, 0.5])  # the start, for `pdbo solve examples/toy.py:problem` too
 solvers = {
     "PDBO": pdbo.PDBO(primal_step=0.2, dual_step=0.1, inner_step=0.5, inner_steps=5),
     "AID-FP (implicit)": pdbo.AIDFixedPoint(outer_step=0.2, inner_step=0.5, inner_steps=5),
@@ -32,7 +33,7 @@ def main(path: str = "toy.png") -> dict:
     print(f"{'':20}{'x':>10}{'f':>12}{'eps':>12}")
     for name, solver in solvers.items():
         sol = pdbo.solve(
-            problem, 2.0, jnp.array([0.5, 0.5]), solver, steps=100, every=1, tol=0.0,
+            problem, x0, y0, solver, steps=100, every=1, tol=0.0,
             observe=lambda x, y: {"x": x, "y": y},
         )  # fmt: skip
         found[name] = {"x": float(sol.x), "f": float(sol.f), "eps": float(sol.certificate.eps)}

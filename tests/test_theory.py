@@ -1,51 +1,22 @@
 """The theorems: constants, schedules, measured rates and the bounds they stay below."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.optimize import brentq
 
 import cases
 import pdbo
+from pdbo.experiments import rates
+from pdbo.experiments.rates import ALPHA, DELTA, SMOOTHED, optimum
 
-ALPHA, DELTA = 1.0, 0.5
-K, B = jnp.array([1.0, 0.2]), jnp.array([0.5, -0.5])
-SMOOTHED = float(jnp.sum(K * ALPHA * B**2 / (2 * (K + ALPHA))))  # min over y of g~, less 0.3 x
-
-
-def strongly_convex(bumps=0.0):
-    """f strongly convex (bumps = 0), h~ convex, optimum and multiplier by one scalar equation."""
-    return pdbo.Problem(
-        lambda x, y: (
-            0.5 * bumps * jnp.cos(2 * x) + 0.5 * (x - y[0]) ** 2 + 0.5 * jnp.sum((y - 2) ** 2)
-        ),
-        lambda x, y: 0.5 * jnp.sum(K * (y - B) ** 2) + 0.3 * x,
-        x_set=pdbo.Box(-2.0, 2.0),
-        y_set=pdbo.Box(-2.0, 2.0),
-    )
-
-
-def optimum():
-    """y(l) = (2 + l K B)/(1 + l K) with h~(y(l)) = 0, and x = y[0]."""
-    y = lambda m: (2 + m * K * B) / (1 + m * K)
-    h = lambda m: float(0.5 * jnp.sum(K * (y(m) - B) ** 2) - DELTA - SMOOTHED)
-    multiplier = brentq(h, 0, 100, xtol=1e-15)
-    return y(multiplier)[0], y(multiplier), multiplier
-
-
-PROBLEM = strongly_convex()
+PROBLEM = rates.problem()
 CONSTANTS = pdbo.estimate_constants(PROBLEM, 0.0, jnp.zeros(2))
 THEORY = pdbo.theory(CONSTANTS, smoothing=ALPHA, slack=DELTA)
 
 
 def errors(solution):
-    """The three errors of the theorem, signs kept for the first."""
-    x, y, _ = optimum()
-    gap = PROBLEM.f(solution.x, solution.y) - PROBLEM.f(x, y)
-    h = PROBLEM.g(solution.x, solution.y) - 0.3 * solution.x - SMOOTHED - DELTA
-    distance2 = (solution.x - x) ** 2 + jnp.sum((solution.y - y) ** 2)
-    return np.array([float(gap), max(float(h), 0.0), float(distance2)])
+    """The three errors of the theorem."""
+    return rates.errors(np.asarray(solution.x), np.asarray(solution.y))
 
 
 def run(steps, inner_steps, **options):
@@ -60,12 +31,12 @@ def slope(x, y):
 def test_the_closed_form_is_the_optimum():
     x, y, multiplier = optimum()
     c = pdbo.certify(PROBLEM, x, y, multiplier, slack=DELTA + SMOOTHED)
-    assert c.eps <= 1e-12
+    assert max(c.stationarity, c.feasibility, c.complementarity) <= 1e-12
 
 
 def test_error_falls_like_one_over_T_squared():
     steps = [4_000, 8_000, 16_000, 32_000, 64_000]
-    found = np.array([np.abs(errors(run(t, 30))) for t in steps])
+    found = np.array([errors(run(t, 30)) for t in steps])
     assert slope(steps, found.max(axis=1)) <= -1.8
     assert slope(steps, found[:, 2]) <= -1.8
     for t, error in zip(steps, found, strict=True):
@@ -77,19 +48,19 @@ def test_error_falls_like_one_over_T_squared():
 def test_error_falls_geometrically_in_N():
     inner = [1, 2, 3, 4, 5]
     start = jnp.array([2.0, 2.0])  # cold, so that N alone decides the inner accuracy
-    found = [np.abs(errors(run(100_000, n, inner_start=start))) for n in inner]
+    found = [errors(run(100_000, n, inner_start=start)) for n in inner]
     largest = np.array([e.max() for e in found])
     rate = np.exp(np.polyfit(inner, np.log(largest), 1)[0])
     assert rate <= 1 - ALPHA / (float(CONSTANTS.rho_g) + 2 * ALPHA)
     for n, error in zip(inner, found, strict=True):
         assert np.all(error <= THEORY.bound(100_000, n))
-    floor = np.abs(errors(run(100_000, 40, inner_start=start))).max()
+    floor = errors(run(100_000, 40, inner_start=start)).max()
     assert floor < largest[-1]
 
 
 def test_kkt_residual_of_proximal_pdbo_falls_like_one_over_K():
     """The expectation over the random round is the mean over rounds, exactly."""
-    problem = strongly_convex(bumps=1.0)
+    problem = rates.problem(bumps=1.0)
     constants = pdbo.estimate_constants(problem, 0.0, jnp.zeros(2))
     assert constants.mu < 0  # f is not convex
     schedule = pdbo.theory(constants, smoothing=ALPHA, slack=DELTA, proximal=True)
@@ -108,13 +79,7 @@ def test_kkt_residual_of_proximal_pdbo_falls_like_one_over_K():
         tol=0,
         observe=lambda x, y: {"x": x, "y": y},
     )
-
-    def kkt(x, y, multiplier):
-        c = pdbo.certify(problem, x, y, multiplier, slack=DELTA + SMOOTHED)
-        return jnp.maximum(jnp.maximum(c.stationarity, c.feasibility), c.complementarity)
-
-    points = [jnp.asarray(sol.history[k][1:]) for k in ("x", "y", "multiplier")]
-    residual = np.asarray(jax.jit(jax.vmap(kkt))(*points))
+    residual = rates.kkt_residuals(problem, *(sol.history[k][1:] for k in ("x", "y", "multiplier")))
     assert len(residual) == rounds
     mean = np.cumsum(residual) / np.arange(1, rounds + 1)
     counts = np.array([32, 64, 128, 256])

@@ -1,0 +1,102 @@
+"""Bars on a terminal, plain lines elsewhere: how far all runs and the current one are."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+QUIET = 5.0  # seconds between two lines in a log
+
+Track = Callable[[Sequence[str]], Iterator[str]]
+
+
+class Progress:
+    """Shows an overall bar and one for the current run.
+
+    Arguments:
+        weights: the names of the runs, with about how long each takes.
+        file: where to show it.
+    """
+
+    def __init__(self, weights: dict[str, float], file: Any = None):
+        self.weights = weights
+        self.file = sys.stderr if file is None else file
+        self.began = self.said = time.monotonic()
+        self.done = 0.0
+        self.number = 0
+        self.bars: Any = None
+        self.overall = self.current = None
+
+    def __enter__(self) -> "Progress":
+        if self.file.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self.bars = Progress(
+                TextColumn("{task.description:<28}", style="bold"),
+                BarColumn(complete_style="#0072B2", finished_style="#009E73"),
+                TextColumn("{task.percentage:>3.0f} %"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}", style="dim"),
+                console=Console(file=self.file),
+            )
+            self.bars.start()
+            total = sum(self.weights.values())
+            self.overall = self.bars.add_task("all experiments", total=total, left="")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def start(self, name: str) -> Track:
+        """Announce a run; what it tracks moves its bar."""
+        self.number += 1
+        started = time.monotonic()
+        if self.bars is None:
+            self.say(f"[{self.number}/{len(self.weights)}] {name} ...")
+        else:
+            self.current = self.bars.add_task(name, total=1.0, left="")
+
+        def track(parts: Sequence[str]) -> Iterator[str]:
+            for index, part in enumerate(parts):
+                self._show(name, part, index / len(parts), started)
+                yield part
+            self._show(name, "done", 1.0, started)
+
+        return track
+
+    def finish(self, name: str, text: str) -> None:
+        """Close a run with a line."""
+        self.done += self.weights[name]
+        if self.bars is not None:
+            self.bars.remove_task(self.current)
+            self.bars.update(self.overall, completed=self.done, left=self._left(self.done))
+        self.say(f"[{self.number}/{len(self.weights)}] {name}: {text}")
+
+    def say(self, line: str) -> None:
+        """A line above the bars, or in the log."""
+        if self.bars is None:
+            print(line, file=self.file, flush=True)
+        else:
+            self.bars.console.print(line, markup=False, highlight=False)
+
+    def _show(self, name: str, part: str, fraction: float, started: float) -> None:
+        completed = self.done + self.weights[name] * fraction
+        now = time.monotonic()
+        if self.bars is not None:
+            left = f"{(now - started) / fraction * (1 - fraction):.0f} s left" if fraction else ""
+            self.bars.update(
+                self.current, completed=fraction, description=f"{name}: {part}", left=left
+            )
+            self.bars.update(self.overall, completed=completed, left=self._left(completed))
+        elif now - self.said >= QUIET:
+            self.said = now
+            share = 100 * completed / sum(self.weights.values())
+            self.say(f"    {name}: {part} ({share:.0f} % of all, {self._left(completed)})")
+
+    def _left(self, completed: float) -> str:
+        if not completed:
+            return "time left unknown"
+        elapsed = time.monotonic() - self.began
+        return f"{elapsed * (sum(self.weights.values()) / completed - 1):.0f} s left"

@@ -1,0 +1,231 @@
+"""What a run leaves behind: settings, claims and provenance as JSON, results as plain arrays."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import io
+import json
+import math
+import operator
+import os
+import pathlib
+import platform
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+
+RECORD, ARRAYS, TIMES = "record.json", "arrays.npz", "times.json"
+_RELATIONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+class RecordError(ValueError):
+    """A record is missing, damaged or not one of ours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A sentence, the number that tests it and what the number has to be.
+
+    Attributes:
+        sentence: as the source has it.
+        source: where it stands.
+        measure: what the number is.
+        value, relation, bound: the claim is held where `value relation bound` is true.
+        quoted: whether the sentence is the source's word for word.
+    """
+
+    sentence: str
+    source: str
+    measure: str
+    value: float
+    relation: str
+    bound: float
+    quoted: bool = True
+
+    @property
+    def held(self) -> bool:
+        """Whether the number bears the sentence out; one that is not a number never does."""
+        return bool(_RELATIONS[self.relation](self.value, self.bound))
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What an experiment returns: its settings, arrays, oracle calls and seconds by method."""
+
+    settings: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    calls: dict[str, dict[str, int]]
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A finished run, as read back from its folder."""
+
+    name: str
+    seed: int
+    quick: bool
+    settings: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    calls: dict[str, dict[str, int]]
+    claims: tuple[Claim, ...] = ()
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    times: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.arrays[key]
+
+
+def provenance() -> dict[str, Any]:
+    """Versions and device of this run."""
+    import jax
+
+    packages = ("jax", "jaxlib", "equinox", "numpy", "scikit-learn")
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "versions": {"pdbo": __version__, "python": platform.python_version(), **versions},
+        "device": str(jax.devices()[0].device_kind),
+        "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "x64": jax.dtypes.canonicalize_dtype(float) == np.float64,
+    }
+
+
+def write(folder: pathlib.Path, record: Record) -> None:
+    """Keep a record as folder/NAME/, all of it or nothing."""
+    arrays = pack(record.arrays)
+    body = {
+        "name": record.name,
+        "seed": record.seed,
+        "quick": record.quick,
+        "settings": record.settings,
+        "calls": record.calls,
+        "claims": [dataclasses.asdict(c) | {"held": c.held} for c in record.claims],
+        **record.provenance,
+        "arrays_sha256": hashlib.sha256(arrays).hexdigest(),
+    }
+    with fresh_folder(folder / record.name) as temporary:
+        _put(temporary / ARRAYS, arrays)
+        _put(temporary / TIMES, dump(record.times))
+        _put(temporary / RECORD, dump(body))
+
+
+def read(folder: pathlib.Path) -> Record:
+    """The record in a folder; a RecordError says what is wrong with it."""
+    try:
+        body = json.loads((folder / RECORD).read_text("utf-8"))
+        times = json.loads((folder / TIMES).read_text("utf-8"))
+        raw = (folder / ARRAYS).read_bytes()
+    except (OSError, ValueError):
+        raise RecordError(f"{folder} holds no complete record.") from None
+    try:
+        if hashlib.sha256(raw).hexdigest() != body["arrays_sha256"]:
+            raise RecordError(f"{folder / ARRAYS} does not belong to its record or is damaged.")
+        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
+            arrays = dict(found)
+        claims = tuple(
+            Claim(
+                c["sentence"], c["source"], c["measure"], float(c["value"]), c["relation"],
+                float(c["bound"]), bool(c["quoted"]),
+            )
+            for c in body["claims"]
+        )  # fmt: skip
+        return Record(
+            body["name"], body["seed"], body["quick"], body["settings"], arrays, body["calls"],
+            claims, {k: body[k] for k in ("versions", "device", "platform", "x64")}, times,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{folder / RECORD} is not a record of pdbo.") from None
+
+
+def pack(arrays: dict[str, np.ndarray]) -> bytes:
+    """Arrays as the bytes of an npz file that depend on nothing but the arrays."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(arrays):
+            entry = io.BytesIO()
+            np.save(entry, np.asarray(arrays[name], order="C"), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3
+            archive.writestr(info, entry.getvalue())
+    return out.getvalue()
+
+
+def dump(body: Any) -> bytes:
+    """JSON with sorted keys; a number that is not finite becomes its name, "nan" or "inf"."""
+    return (json.dumps(plain(body), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@contextlib.contextmanager
+def fresh_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A temporary folder that takes the place of `path` at the end, or vanishes on an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
+        _sync(temporary)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_file(path: pathlib.Path, content: bytes) -> None:
+    """A file, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _put(temporary, content)
+        temporary.replace(path)
+        _sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _put(path: pathlib.Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: pathlib.Path) -> None:
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

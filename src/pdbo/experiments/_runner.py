@@ -1,0 +1,76 @@
+"""Runs experiments one after the other and keeps their records."""
+
+import dataclasses
+import pathlib
+import shutil
+import time
+import traceback
+from types import ModuleType
+
+from . import EXPERIMENTS, load
+from ._progress import Progress, Track
+from ._record import Record, RecordError, provenance, read, write
+
+
+def finished(out: pathlib.Path, name: str) -> Record | None:
+    """The record of a finished experiment; None where there is none that can be read."""
+    try:
+        return read(out / name)
+    except RecordError:
+        return None
+
+
+def clear_leftovers(out: pathlib.Path, names: list[str]) -> None:
+    """Remove what an interrupted write left behind."""
+    for name in names:
+        for folder in out.glob(f".{name}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def reproduce(
+    names: list[str], seed: int, quick: bool, out: pathlib.Path, debug: bool = False
+) -> list[str]:
+    """Run what is not there yet; returns the sentences of the runs that failed."""
+    clear_leftovers(out, names)
+    todo = [n for n in names if finished(out, n) is None]
+    failures = []
+    with Progress({n: EXPERIMENTS[n].seconds[quick] for n in todo}) as progress:
+        for name in [n for n in names if n not in todo]:
+            progress.say(f"{name}: already there")
+        for name in todo:
+            track = progress.start(name)
+            start = time.perf_counter()
+            try:
+                record = run(load(name), name, seed, quick, track)
+                write(out, record)
+            except Exception as error:
+                if debug:
+                    traceback.print_exc()
+                text = str(error).strip().split("\n")[0]
+                failures.append(f"{name} failed with {type(error).__name__}: {text}")
+                progress.finish(name, "failed")
+                continue
+            held = sum(c.held for c in record.claims)
+            seconds = time.perf_counter() - start
+            progress.finish(name, f"{seconds:.1f} s, {held} of {len(record.claims)} claims held")
+    return failures
+
+
+def run(module: ModuleType, name: str, seed: int, quick: bool, track: Track) -> Record:
+    """One experiment in double precision, as a record."""
+    import jax
+
+    start = time.perf_counter()
+    with jax.enable_x64(True):
+        results = module.run(seed, quick, track)
+        about = provenance()
+    record = Record(
+        name, seed, quick, results.settings, results.arrays, results.calls, (), about,
+        {"wall": time.perf_counter() - start, "seconds": results.seconds},
+    )  # fmt: skip
+    return with_claims(record, module)
+
+
+def with_claims(record: Record, module: ModuleType) -> Record:
+    """The record with the claims that its numbers bear out or not."""
+    return dataclasses.replace(record, claims=tuple(module.claims(record)))

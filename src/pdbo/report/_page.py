@@ -1,0 +1,283 @@
+"""The page: one HTML file with everything inside, which asks the network for nothing."""
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..experiments._record import Claim, Record
+from ..experiments._views import Curve, Figure, Panel, Scene, Table
+from ._style import Style, on_log, styles
+
+_HERE = pathlib.Path(__file__).parent
+TITLE = "A primal-dual approach to bilevel optimization with multiple inner minima, reproduced"
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A record and what its experiment makes of it."""
+
+    record: Record
+    text: str
+    figures: Sequence[Figure]
+    tables: Sequence[Table]
+    scene: Scene | None
+
+
+def page(sections: Sequence[Section], formats: Sequence[str]) -> str:
+    """The page as text; whatever came from outside is escaped."""
+    style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    data = {
+        "figures": {f.name: _figure(f) for s in sections for f in s.figures},
+        "scenes": {s.record.name: _scene(s.scene) for s in sections if s.scene is not None},
+    }
+    scenes = [s for s in sections if s.scene is not None]
+    body = [_summary(sections)]
+    if scenes:
+        body.append(_landscapes(scenes))
+    body += [_section(s, formats) for s in sections]
+    parts = {
+        "@POLICY@": policy,
+        "@TITLE@": html.escape(_title(sections)),
+        "@STYLE@": style,
+        "@SCRIPT@": script,
+        "@DATA@": embed(data),
+        "@BODY@": "\n".join(body),
+        "@VERSION@": html.escape(__version__),
+    }
+    pattern = re.compile("|".join(map(re.escape, parts)))
+    text = (_HERE / "page.html").read_text("utf-8")
+    return pattern.sub(lambda mark: parts[mark[0]], text)  # one pass: nothing filled in is searched
+
+
+def _title(sections: Sequence[Section]) -> str:
+    """The paper's, or the name of the problem where there is nothing but a user's own."""
+    (first, *others) = sections
+    alone = first.record.name == "solve" and not others
+    return str(first.record.settings["problem"]) if alone else TITLE
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def embed(data: Any) -> str:
+    """JSON that can stand inside a script element: no character in it can end one."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _numbers(values: np.ndarray, digits: int = 5) -> list[Any]:
+    """Short numbers; null where one is not finite."""
+
+    def short(v: float) -> Any:
+        if not math.isfinite(v):
+            return None
+        v = float(f"{v:.{digits}g}")
+        return int(v) if v.is_integer() and abs(v) < 1e15 else v
+
+    return [short(float(v)) for v in values]
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    looks = styles([c.label for p in figure.panels for c in p.curves])
+    labels = list(looks)
+
+    def curve(c: Curve, panel: Panel) -> dict[str, Any]:
+        whole = np.array_equal(c.x, np.arange(len(c.x)))
+        return {
+            "label": labels.index(c.label),
+            "x": None if whole else _numbers(c.x),
+            "y": _numbers(on_log(c.y) if panel.y_log else c.y),
+            "points": c.points,
+        }
+
+    return {
+        "labels": labels,
+        "styles": [_style(s) for s in looks.values()],
+        "panels": [
+            {
+                "title": p.title, "x": p.x, "y": p.y, "xLog": p.x_log, "yLog": p.y_log,
+                "curves": [curve(c, p) for c in p.curves],
+            }
+            for p in figure.panels
+        ],
+    }  # fmt: skip
+
+
+def _style(style: Style) -> list[Any]:
+    """Slot, dashes (in units of the width on paper, in pixels here) and width."""
+    return [style.slot, " ".join(f"{d * style.width:g}" for d in style.dash), style.width]
+
+
+def _scene(scene: Scene) -> dict[str, Any]:
+    from contourpy import contour_generator
+
+    contours = contour_generator(scene.x, scene.y, scene.z)
+    looks = styles(list(scene.paths))
+    return {
+        "axes": scene.axes,
+        "box": _numbers(np.array([scene.x[0], scene.x[-1], scene.y[0], scene.y[-1]])),
+        "contours": [
+            {"level": f"{level:g}",
+             "lines": [_numbers(np.asarray(line).ravel(), 4) for line in contours.lines(level)]}
+            for level in scene.levels
+        ],
+        "lines": [[label, _numbers(points.ravel())] for label, points in scene.lines],
+        "optima": [_numbers(p) for p in scene.optima],
+        "starts": [_numbers(s) for s in scene.starts],
+        "labels": list(scene.paths),
+        "styles": [_style(s) for s in looks.values()],
+        "paths": [
+            [_numbers(start.ravel(), 4) for start in path] for path in scene.paths.values()
+        ],
+    }  # fmt: skip
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        if math.isinf(value):
+            return "never" if value > 0 else "-∞"
+        return "–" if math.isnan(value) else f"{value:.4g}"
+    return str(value)
+
+
+def _claim(claim: Claim) -> str:
+    verdict = "held" if claim.held else "not held"
+    tag = "q" if claim.quoted else "span"
+    sentence = f"<{tag}>{html.escape(claim.sentence)}</{tag}>"
+    relation = {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation)
+    value, bound = _number(claim.value), _number(claim.bound)
+    return (
+        f'<li class="claim {"yes" if claim.held else "no"}"><span class="verdict">{verdict}</span>'
+        f"{sentence} "
+        f'<span class="source">{html.escape(claim.source)}</span>'
+        f"<p>{html.escape(claim.measure)}: <b>{html.escape(value)}</b>, held if "
+        f'<span class="bound">{html.escape(relation)} {html.escape(bound)}</span></p></li>'
+    )
+
+
+def _summary(sections: Sequence[Section]) -> str:
+    every = [c for s in sections for c in s.record.claims]
+    held = sum(c.held for c in every)
+    quick = any(s.record.quick for s in sections)
+    rows = []
+    for s in sections:
+        dots = "".join(
+            f'<span class="dot {"yes" if c.held else "no"}" title="{html.escape(c.sentence)}">'
+            f"{'✓' if c.held else '✗'}</span>"
+            for c in s.record.claims
+        )
+        name = html.escape(s.record.name)
+        rows.append(
+            f'<tr><th scope="row"><a href="#{name}">{name}</a></th>'
+            f"<td>{html.escape(s.text)}</td><td>{dots}</td></tr>"
+        )
+    failed = "".join(_claim(c) for c in every if not c.held)
+    if failed:
+        failed = (
+            "<details open><summary>What did not hold</summary>"
+            f'<ul class="claims">{failed}</ul></details>'
+        )
+    note = "<p>A quick run: smaller than the full one.</p>" if quick else ""
+    return (
+        f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
+        f"<b>{len(every)}</b> claims held, <b>{len(every) - held}</b> did not.</p>{note}"
+        f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
+        f"{failed}<p>A claim is held where the number that tests it is what it has to be. Those "
+        "that held are given with their numbers further down.</p></section>"
+    )
+
+
+def _landscapes(sections: Sequence[Section]) -> str:
+    blocks = []
+    for s in sections:
+        assert s.scene is not None
+        name = html.escape(s.record.name)
+        blocks.append(
+            f'<article class="scene" data-scene="{name}"><h3>{html.escape(s.scene.title)}</h3>'
+            f"<p>{html.escape(s.scene.text)}</p></article>"
+        )
+    return (
+        '<section id="landscapes"><h2>Landscapes</h2><p>Choose a start by clicking on one of the '
+        f"open circles; move the slider to follow the iterations.</p>{''.join(blocks)}</section>"
+    )
+
+
+def _section(section: Section, formats: Sequence[str]) -> str:
+    record = section.record
+    parts = [f"<h2>{html.escape(record.name)}</h2><p>{html.escape(section.text)}</p>"]
+    parts.append(f'<ul class="claims">{"".join(map(_claim, record.claims))}</ul>')
+    for figure in section.figures:
+        name = html.escape(figure.name)
+        links = " ".join(f'<a href="figures/{name}.{f}">{f.upper()}</a>' for f in formats)
+        parts.append(
+            f'<figure data-figure="{name}"><figcaption>{html.escape(figure.caption)} '
+            f'<span class="files">{links}</span></figcaption></figure>'
+        )
+    parts += [_table(t) for t in section.tables]
+    about = {
+        "seed": record.seed,
+        "run": "quick" if record.quick else "full",
+        **record.settings,
+        "device": record.provenance.get("device", ""),
+        "platform": record.provenance.get("platform", ""),
+        "double precision": record.provenance.get("x64", ""),
+        **{f"version of {k}": v for k, v in record.provenance.get("versions", {}).items()},
+        "wall time": f"{record.times.get('wall', math.nan):.1f} s",
+    }
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(str(k))}</th><td>{html.escape(_setting(v))}</td></tr>'
+        for k, v in about.items()
+    )
+    calls = "".join(
+        f'<tr><th scope="row">{html.escape(m)}</th>'
+        + "".join(f"<td>{int(n):,}</td>" for n in c.values())
+        + "</tr>"
+        for m, c in record.calls.items()
+    )
+    parts.append(
+        "<details><summary>Settings and provenance</summary>"
+        f'<div class="scroll"><table class="settings"><tbody>{rows}</tbody></table></div>'
+        '<div class="scroll"><table><caption>Oracle calls of one run.</caption><thead><tr>'
+        "<th>run</th><th>gradients of f</th><th>gradients of g</th><th>products</th></tr></thead>"
+        f"<tbody>{calls}</tbody></table></div></details>"
+    )
+    return f'<section id="{html.escape(record.name)}">{"".join(parts)}</section>'
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_setting(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return "(" + ", ".join(_setting(v) for v in value) + ")"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in table.header)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_number(v))}</td>" for v in row) + "</tr>"
+        for row in table.rows
+    )
+    caption = html.escape(table.caption)
+    return (
+        f'<div class="scroll"><table class="results"><caption>{caption}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )

@@ -1,0 +1,233 @@
+"""The command: quick where it can be, one sentence for every error, exit codes as documented."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pdbo import _cli
+
+PROBLEM = """
+import jax.numpy as jnp
+import pdbo
+
+problem = pdbo.Problem(
+    lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
+    lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
+)
+x0, y0 = 2.0, jnp.array([0.5, 0.5])
+number = 3
+"""
+
+
+def pdbo(*arguments, **options):
+    environment = {k: v for k, v in os.environ.items() if k != "PDBO_DEBUG"}
+    return subprocess.run(
+        [sys.executable, "-m", "pdbo", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment | options.pop("env", {}),
+        timeout=300,
+        **options,
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(PROBLEM)
+    return path
+
+
+LIGHT = [
+    (["--help"], 0),
+    (["-h"], 0),
+    (["--version"], 0),
+    (["list"], 0),
+    (["reproduce", "--help"], 0),
+    (["tyo"], 2),
+    (["reproduce", "tyo"], 2),
+    (["reproduce", "--seed", "many"], 2),
+    (["reproduce", "--out", "/dev/null/x"], 2),
+    (["solve", "nowhere.py:problem"], 2),
+    (["report", "nowhere"], 2),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code"), LIGHT, ids=lambda v: str(v))
+def test_help_list_and_input_errors_import_no_jax(arguments, code):
+    script = (
+        "import sys\n"
+        "from pdbo._cli import run\n"
+        f"code = run({arguments!r})\n"
+        "heavy = {'jax', 'matplotlib', 'sklearn', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["reproduce", "tyo"]])
+def test_light_commands_answer_in_half_a_second(arguments):
+    def seconds():
+        start = time.perf_counter()
+        pdbo(*arguments)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_exit_codes_are_documented():
+    for command in ([], ["reproduce"], ["solve"], ["report"], ["list"]):
+        text = " ".join(pdbo(*command, "--help").stdout.split())
+        assert "Exit codes: 0 all went well, 1 a run failed" in text
+        assert "130 interrupted" in text
+
+
+def test_list_names_everything():
+    import pdbo as package
+    from pdbo import experiments
+
+    shown = pdbo("list").stdout
+    known = [*experiments.EXPERIMENTS, *package.problems.names(), "PDBO", "ITD", "F2SA"]
+    assert all(name in shown for name in known)
+    assert "Calls" not in shown
+    assert experiments.PROBLEMS == list(package.problems.names())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["reproduce", "tyo"], "there is no experiment 'tyo'; did you mean toy?"),
+        (["reproduce", "quux"], "there is no experiment 'quux'; there are toy, paths"),
+        (["reproduce", "--seed", "-1"], "--seed"),
+        (["reproduce", "--seed", "1.5"], "--seed"),
+        (["reproduce", "--sed", "1"], "--sed"),
+        (["reprodcue"], "reproduce"),
+        (["reproduce", "--out", "/dev/null/x"], "/dev/null/x cannot be written to"),
+        (["solve", "mine.py"], "FILE.py:NAME"),
+        (["solve", "mine.py:problem", "--solver", "PBDO"], "did you mean PDBO?"),
+        (["solve", "mine.py:problem", "--x0", "[1,"], "--x0 must be JSON"),
+        (["solve", "mine.py:problem", "--steps", "0"], "--steps"),
+        (["solve", "mine.py:problem", "--tol", "nan"], "--tol must be a number >= 0"),
+        (["solve", "mine.py:problem", "--out", "mine.py"], "mine.py is a file, not a folder"),
+        (["solve", "mine.py:problme"], "did you mean problem?"),
+        (["solve", "mine.py:number"], "number in mine.py must be a pdbo.Problem, got int"),
+        (["solve", "broken.py:problem"], "broken.py is not Python: line 1"),
+        (["solve", "failing.py:problem"], "failing.py cannot be run: ZeroDivisionError"),
+        (["solve", "startless.py:problem"], "a start is needed: give --x0"),
+        (["solve", "mine.py:problem", "--y0", "[1, 2, 3, null]"], "--y0"),
+        (["report", "."], "holds no records"),
+        (["report", "mine.py"], "mine.py is not a folder"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else " ".join(v),
+)
+def test_bad_input_is_one_sentence_and_code_2(arguments, sentence, file):
+    folder = file.parent
+    (folder / "broken.py").write_text("problem = (\n")
+    (folder / "failing.py").write_text("1 / 0\n")
+    (folder / "startless.py").write_text(PROBLEM.replace("x0, y0 =", "a, b ="))
+    done = pdbo(*arguments, cwd=folder)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.startswith("pdbo: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_an_occupied_folder_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    done = pdbo("reproduce", "toy", "--out", tmp_path)
+    assert done.returncode == 2
+    assert "is not empty: carry on there with --resume" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_an_interrupted_run_is_resumed(tmp_path):
+    out = tmp_path / "results"
+    command = [sys.executable, "-m", "pdbo", "reproduce", "toy", "rates", "--quick", "--out", out]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "rates ..." in line:
+                time.sleep(1.0)
+                running.send_signal(signal.SIGINT)
+                break
+        rest = running.stderr.read()
+    assert running.returncode == 130
+    assert "Traceback" not in rest
+    assert "carry on with: pdbo reproduce toy rates --quick --seed 0" in rest
+    assert sorted(p.name for p in out.iterdir()) == ["toy"]
+    before = (out / "toy" / "times.json").read_bytes()
+
+    other = pdbo("reproduce", "toy", "rates", "--seed", 1, "--quick", "--out", out, "--resume")
+    assert other.returncode == 2
+    assert "holds a quick run with seed 0" in other.stderr
+
+    done = pdbo("reproduce", "toy", "rates", "--quick", "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "toy: already there" in done.stderr
+    assert (out / "toy" / "times.json").read_bytes() == before
+    assert (out / "rates" / "record.json").exists()
+    assert (out / "index.html").exists()
+
+
+def test_solve_prints_the_certificate_and_keeps_record_figure_and_page(file, tmp_path):
+    out = tmp_path / "solution"
+    arguments = ["solve", f"{file}:problem", "--solver", "PDBO", "--tol", "1e-3", "--out", out]
+    done = pdbo(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "stationarity" in done.stdout
+    assert "inner_gap" in done.stdout
+    for name in ("solve/record.json", "solve/arrays.npz", "figures/solve.pdf", "index.html"):
+        assert (out / name).stat().st_size > 0
+    assert pdbo(*arguments).returncode == 2  # occupied
+    short = pdbo(*arguments, "--force", "--steps", 1, "--tol", 1e-9, "--x0", "[[", "--y0", "1")
+    assert short.returncode == 2
+    short = pdbo(*arguments, "--force", "--steps", 1, "--x0", "3", "--y0", "[0, 1]")
+    assert short.returncode == 1
+    assert "The step budget was used up" in short.stderr
+
+
+def test_unexpected_errors_are_one_sentence_unless_debugging(monkeypatch, capsys, tmp_path):
+    def broken(*_):
+        raise RuntimeError("the disk\nmelted")
+
+    monkeypatch.setattr(_cli, "_report", broken)
+    monkeypatch.delenv("PDBO_DEBUG", raising=False)
+    assert _cli.run(["report", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error == "pdbo: RuntimeError: the disk (PDBO_DEBUG=1 shows where).\n"
+    monkeypatch.setenv("PDBO_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="melted"):
+        _cli.run(["report", str(tmp_path)])
+    assert _cli.run(["report", "--bad"]) == 2  # a usage error is one sentence even then
+
+
+def test_a_failed_experiment_does_not_stop_the_others(monkeypatch, capsys, tmp_path):
+    from pdbo.experiments import _runner, paths
+
+    def load(name):
+        if name == "toy":
+            raise ArithmeticError("no luck")
+        return paths
+
+    monkeypatch.setattr(_runner, "load", load)
+    out = tmp_path / "results"
+    code = _cli.run(["reproduce", "toy", "paths", "--quick", "--out", str(out)])
+    error = capsys.readouterr().err
+    assert code == 1
+    assert "pdbo: toy failed with ArithmeticError: no luck.\n" in error
+    assert (out / "paths" / "record.json").exists()
+    assert (out / "index.html").exists()
+
+
+def test_the_console_script_is_this_command():
+    text = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert 'pdbo = "pdbo._cli:main"' in text

@@ -1,0 +1,259 @@
+"""The experiments: records that repeat byte for byte, claims that follow their numbers, figures."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from pdbo import report
+from pdbo.experiments import EXPERIMENTS, _record, _runner, _views, load, rates
+from pdbo.experiments._progress import Progress
+
+CLAIM = _record.Claim("It works.", "page 1", "a number", 1.0, "<", 2.0)
+
+
+def reproduce(out, *names):
+    done = subprocess.run(
+        [sys.executable, "-m", "pdbo", "reproduce", *names, "--quick", "--out", out],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A quick run of everything; it takes half a minute on two cores."""
+    out = tmp_path_factory.mktemp("all") / "results"
+    reproduce(out)
+    return out
+
+
+@pytest.fixture
+def record():
+    return _record.Record(
+        "paths", 0, True, {"a": 1.5, "b": [1, 2]},
+        {"v": np.arange(3.0), "s": np.array(2.0), "m": np.ones((2, 2), np.int32)},
+        {"PDBO": {"f": 1}}, (CLAIM,),
+        {"versions": {}, "device": "cpu", "platform": "here", "x64": True}, {"wall": 1.0},
+    )  # fmt: skip
+
+
+def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(results):
+    page = (results / "index.html").read_text()
+    for name in EXPERIMENTS:
+        record = _record.read(results / name)
+        assert record.quick
+        assert record.seed == 0
+        assert record.provenance["x64"]
+        assert record.times["wall"] > 0
+        assert record.claims
+        assert all(sum(c.values()) > 0 for c in record.calls.values())
+        for figure in load(name).figures(record):
+            for format in ("pdf", "svg", "png"):
+                assert (results / "figures" / f"{figure.name}.{format}").stat().st_size > 1000
+        assert f'<section id="{name}">' in page
+
+
+def test_same_seed_same_bytes(results, tmp_path):
+    out = tmp_path / "again"
+    names = ("toy", "paths", "digits")
+    reproduce(out, *names)
+    for name in names:
+        for file in (_record.RECORD, _record.ARRAYS):
+            assert (out / name / file).read_bytes() == (results / name / file).read_bytes()
+    for file in ("toy.pdf", "toy.svg", "toy.png"):
+        assert (out / "figures" / file).read_bytes() == (results / "figures" / file).read_bytes()
+
+
+def test_report_needs_the_records_alone(results, tmp_path):
+    for name in EXPERIMENTS:
+        shutil.copytree(results / name, tmp_path / name)
+    code = (
+        "import pathlib, sys\n"
+        "from pdbo.report import build\n"
+        f"build(pathlib.Path({str(tmp_path)!r}))\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "index.html").read_bytes() == (results / "index.html").read_bytes()
+
+
+def test_claims_in_the_record_follow_from_the_record(results):
+    for name in EXPERIMENTS:
+        record = _record.read(results / name)
+        again = load(name).claims(dataclasses.replace(record, claims=()))
+        assert tuple(again) == record.claims
+        body = json.loads((results / name / "record.json").read_text())
+        assert [c["held"] for c in body["claims"]] == [c.held for c in again]
+
+
+def test_what_the_paper_shows_on_the_toy_problem(results):
+    toy, record = load("toy"), _record.read(results / "toy")
+    ends = {m: toy.measures(record, m)["z"][:2, -1] for m in toy.METHODS}
+    assert np.all(ends["PDBO"] <= 1e-3)
+    assert np.all(ends["Proximal-PDBO"] <= 1e-2)
+    assert np.all(ends["AID-FP"] >= 0.5)
+    assert np.all(ends["ITD-R"] >= 0.5)
+    (figure,) = toy.figures(record)
+    assert len(figure.panels) == 9
+    assert all(len(panel.curves) == 5 for panel in figure.panels)
+
+
+def test_positive_multiplier_and_slackness_on_the_paths(results):
+    assert all(c.held for c in _record.read(results / "paths").claims)
+
+
+def test_fixed_steps_fail_on_the_sine_problem_and_the_automatic_solver_does_not(results):
+    sine, record = load("sine"), _record.read(results / "sine")
+    last = {m: sine.measures(record, m)["worst"][-1] for m in record.calls}
+    assert last["PDBO"] > 1
+    assert last["AID-FP"] > 1
+    assert record["PDBO.multiplier"][0, -1] > 20
+    assert last["AutoPDBO"] <= 1e-3
+
+
+def test_the_theorems_hold(results):
+    assert all(c.held for c in _record.read(results / "rates").claims)
+
+
+def test_the_optimum_of_the_rates_problem_is_certified():
+    import pdbo
+
+    x, y, multiplier = rates.optimum()
+    slack = rates.DELTA + rates.SMOOTHED
+    certificate = pdbo.certify(rates.problem(), x, y, multiplier, slack=slack)
+    assert certificate.eps <= 1e-6
+    assert np.all(rates.errors(np.array(x), y) <= 1e-12)
+
+
+def test_digits_are_split_without_overlap():
+    digits = load("digits")
+    parts = digits.splits(3, 2)
+    again, other = digits.splits(3, 2), digits.splits(4, 2)
+    rows = [{r.tobytes() for r in parts[f"{n}.X"][0]} for n in ("train", "validation", "test")]
+    assert sum(map(len, rows)) == len(set.union(*rows)) == 1797
+    np.testing.assert_array_equal(parts["test.X"], again["test.X"])
+    assert not np.array_equal(parts["test.X"], other["test.X"])
+
+
+def test_a_claim_is_held_by_its_number_alone():
+    assert CLAIM.held
+    assert not dataclasses.replace(CLAIM, value=2.0).held
+    assert dataclasses.replace(CLAIM, value=2.0, relation="<=").held
+    for relation in ("<", "<=", ">", ">="):
+        assert not dataclasses.replace(CLAIM, value=float("nan"), relation=relation).held
+
+
+def test_a_record_reads_back(record, tmp_path):
+    record = dataclasses.replace(record, claims=(dataclasses.replace(CLAIM, value=np.inf),))
+    _record.write(tmp_path, record)
+    found = _record.read(tmp_path / "paths")
+    for field in ("name", "seed", "quick", "settings", "calls", "claims", "provenance", "times"):
+        assert getattr(found, field) == getattr(record, field)
+    assert found["m"].dtype == np.int32
+    np.testing.assert_array_equal(found["v"], record["v"])
+    assert found["s"].shape == ()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["paths"]
+    _record.write(tmp_path, dataclasses.replace(record, seed=1))  # replaces
+    assert _record.read(tmp_path / "paths").seed == 1
+
+
+def test_records_do_not_depend_on_time_or_order(record):
+    first = _record.pack(record.arrays)
+    assert first == _record.pack(dict(reversed(record.arrays.items())))
+    digest = hashlib.sha256(first).hexdigest()
+    assert digest == hashlib.sha256(_record.pack(record.arrays)).hexdigest()
+
+
+@pytest.mark.parametrize("damage", ["arrays.npz", "record.json", "times.json", "bit", "pickle"])
+def test_a_damaged_record_is_noticed_and_run_again(damage, record, tmp_path):
+    _record.write(tmp_path, record)
+    folder = tmp_path / "paths"
+    if damage == "bit":
+        raw = bytearray((folder / "arrays.npz").read_bytes())
+        raw[len(raw) // 2] ^= 1
+        (folder / "arrays.npz").write_bytes(raw)
+    elif damage == "pickle":
+        np.savez(folder / "arrays.npz", v=np.array([{}], object))
+        body = json.loads((folder / "record.json").read_text())
+        raw = (folder / "arrays.npz").read_bytes()
+        body["arrays_sha256"] = hashlib.sha256(raw).hexdigest()
+        (folder / "record.json").write_text(json.dumps(body))
+    else:
+        (folder / damage).unlink()
+    with pytest.raises(_record.RecordError):
+        _record.read(folder)
+    assert _runner.finished(tmp_path, "paths") is None
+    if damage != "record.json":
+        with pytest.raises(_record.RecordError):
+            report.build(tmp_path)
+
+
+def test_a_failed_write_leaves_nothing(record, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        _record.write(tmp_path, record)
+    with pytest.raises(OSError, match="No space"):
+        _record.write_file(tmp_path / "page.html", b"text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_kill_are_cleared(tmp_path):
+    (tmp_path / ".toy-abc").mkdir()
+    _runner.clear_leftovers(tmp_path, ["toy"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_in_a_log_and_on_a_terminal(capsys):
+    import io
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for file in (io.StringIO(), Terminal()):
+        with Progress({"toy": 1.0, "sine": 2.0}, file) as progress:
+            for name in ("toy", "sine"):
+                assert list(progress.start(name)(["a", "b"])) == ["a", "b"]
+                progress.finish(name, "1 s")
+        text = file.getvalue()
+        assert "[1/2] toy: 1 s" in text
+        assert "[2/2] sine: 1 s" in text
+        assert ("all experiments" in text) == file.isatty()
+
+
+def test_the_trace_is_the_path_of_solve():
+    import jax.numpy as jnp
+
+    import pdbo
+    from pdbo.experiments._paper import pdbo as solver
+    from pdbo.experiments._paper import toy
+    from pdbo.experiments._trace import trace
+
+    x0, y0 = 2.0, jnp.array([0.5, 0.5])
+    found = trace(toy(), solver(), jnp.array([x0]), y0[None], steps=20, every=5)
+    sol = pdbo.solve(
+        toy(), x0, y0, solver(), steps=20, every=5, tol=0, observe=lambda x, y: {"x": x}
+    )
+    np.testing.assert_allclose(found.rows["x"][0], sol.history["x"], rtol=1e-12)
+    assert found.calls["g"] == sol.history["g_calls"][-1]
+    assert jax.config.read("jax_enable_x64")
+
+
+def test_first_within_means_staying():
+    errors = np.array([1.0, 0.01, 1.0, 0.01, 0.01])
+    assert _views.first_within(errors, 0.1) == 3
+    assert _views.first_within(errors, 2.0) == 0
+    assert _views.first_within(errors, 1e-3) == np.inf
+    assert _views.first_within(np.array([np.nan, 0.0]), 0.1) == 1

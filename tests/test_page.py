@@ -1,0 +1,385 @@
+"""The page in a real browser: it shows what it should, nothing can be injected, no complaint."""
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from pdbo import report
+from pdbo.experiments import _record, _views
+from pdbo.report import _draw, _page, _style
+
+HOW = "no browser: install the Debian packages chromium and chromium-driver (apt-get install)"
+HOSTILE = (
+    "\"'><img src=x onerror=window.owned=1></script><script>window.owned=1</script>$\\frac@DATA@"
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "results"
+    command = [sys.executable, "-m", "pdbo", "reproduce", "toy", "sine", "--quick", "--out", out]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return out
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The record of a user's problem with names that try to break out."""
+    out = tmp_path_factory.mktemp("hostile")
+    names = _record.Record(
+        "solve", 0, False,
+        {"problem": HOSTILE, "solver": HOSTILE, "tol": 1e-4, HOSTILE: HOSTILE},
+        {f"history.{k}": np.array([1.0, 0.5, 0.1]) for k in
+         ("f", "inner_gap", "stationarity", "eps", "multiplier")}
+        | {"history.step": np.arange(3)}
+        | {f"certificate.{k}": np.array(0.1) for k in
+           ("stationarity", "feasibility", "complementarity", "distance", "inner_gap",
+            "inner_residual", "multiplier", "slack", "eps")},
+        {HOSTILE: {"f": 1, "g": 2, "products": 3}},
+        (_record.Claim(HOSTILE, HOSTILE, HOSTILE, np.nan, "<=", np.inf),),
+        {"versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "platform": HOSTILE, "x64": True},
+        {"wall": 1.0},
+    )  # fmt: skip
+    _record.write(out, names)
+    return report.build(out)
+
+
+class Outline(HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def check_markup(text):
+    found = Outline(text).found
+    tags = [t for t, _ in found]
+    assert tags.count("script") == 2
+    assert "img" not in tags
+    assert "iframe" not in tags
+    for tag, attributes in found:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        assert "style" not in attributes
+        for name in ("src", "href"):
+            if name in attributes:
+                assert re.match(r"(#|figures/[\w-]+\.(pdf|svg|png)$|data:,$)", attributes[name])
+    (policy,) = [a["content"] for t, a in found if a.get("http-equiv")]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        content = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.S)
+        assert content is not None
+        digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(results):
+    text = (results / "index.html").read_text()
+    data = check_markup(text)
+    assert set(data["scenes"]) == {"toy", "sine"}
+    assert "//" not in re.sub(r"http://www\.w3\.org/2000/svg|// [^\n]*", "", text)
+
+
+def test_links_lead_to_files(results):
+    links = [a["href"] for t, a in Outline((results / "index.html").read_text()).found if t == "a"]
+    files = [link for link in links if not link.startswith("#")]
+    assert len(files) == 9
+    assert all((results / link).is_file() for link in files)
+
+
+def test_hostile_names_stay_text(hostile):
+    text = hostile.read_text()
+    data = check_markup(text)
+    assert data["figures"]["solve"]["labels"] == [HOSTILE]
+    assert f"<title>{html.escape(HOSTILE)}</title>" in text
+    assert "<img" not in text
+    assert "<script>window" not in text
+
+
+def test_embedded_json_cannot_end_its_element():
+    text = _page.embed({"a": "</script><!-- \u2028 & 'x'"})
+    assert not re.search("[<>&\u2028\u2029]", text)
+    assert json.loads(text) == {"a": "</script><!-- \u2028 & 'x'"}
+
+
+def test_one_colour_per_method_throughout():
+    labels = ["PDBO", "Proximal-PDBO", "BigSAM+ITD", "AID-FP", "ITD-R", "AutoPDBO", "bound"]
+    looks = _style.styles(labels)
+    assert len({s.slot for s in looks.values()}) == len(labels)
+    assert _style.styles(["x", "AID-FP"])["AID-FP"] == looks["AID-FP"]
+    pair = _style.styles(["PDBO from a", "PDBO from b"])
+    assert pair["PDBO from a"].slot == pair["PDBO from b"].slot == looks["PDBO"].slot
+    assert pair["PDBO from a"].dash != pair["PDBO from b"].dash
+    css = (report._page._HERE / "page.css").read_text()
+    for slot in range(len(_style.COLORS)):
+        assert css.count(f"--c{slot}:") == 2  # light and dark
+
+
+def test_figures_show_dollars_as_dollars_and_zero_on_a_floor():
+    curve = _views.Curve("$\\frac", np.arange(3), np.array([1.0, 0.0, np.nan]))
+    panel = _views.Panel("a $ b", "$x", "y$", [curve], y_log=True)
+    files = _draw.draw(_views.Figure("one", "", [panel]))
+    assert set(files) == {"pdf", "svg", "png"}
+    assert b"a $ b" in files["svg"]
+    np.testing.assert_array_equal(_style.on_log(curve.y), [1.0, _style.FLOOR, np.nan])
+
+
+# ---- a real browser ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Browser:
+    """As much of the WebDriver protocol as these tests need."""
+
+    port: int
+    session: str = ""
+
+    def call(self, method, path, body=None):
+        data = None if method == "GET" else json.dumps(body or {}).encode()
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        request.get_method = lambda: method
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def __call__(self, script, *arguments):
+        body = {"script": script, "args": list(arguments)}
+        return self.call("POST", f"/session/{self.session}/execute/sync", body)
+
+    def open(self, path):
+        self.call("POST", f"/session/{self.session}/url", {"url": path.as_uri()})
+        for _ in range(100):
+            if self("return document.documentElement.dataset.ready") == "true":
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"the page's script did not run through: {self.log()}")
+
+    def resize(self, width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        body = {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        self.call("POST", f"/session/{self.session}/goog/cdp/execute", body)
+
+    def pointer(self, *actions):
+        source = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}}
+        body = {"actions": [source | {"actions": list(actions)}]}
+        self.call("POST", f"/session/{self.session}/actions", body)
+
+    def log(self):
+        entries = self.call("POST", f"/session/{self.session}/se/log", {"type": "browser"})
+        return [e["message"] for e in entries]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip(HOW)
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = tmp_path_factory.mktemp("browser")
+    process = subprocess.Popen(
+        [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    found = Browser(port)
+    try:
+        for _ in range(100):
+            try:
+                found.call("GET", "/status")
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        options = {
+            "binary": chromium,
+            "args": [
+                "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                "--window-size=1280,900", f"--user-data-dir={home}",
+            ],
+        }  # fmt: skip
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
+        body = {"capabilities": {"alwaysMatch": wanted}}
+        found.session = found.call("POST", "/session", body)["sessionId"]
+        yield found
+        found.call("DELETE", f"/session/{found.session}")
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def page(browser, results):
+    browser.resize(1280, 900)
+    browser.open(results / "index.html")
+    yield browser
+    assert browser.log() == []
+
+
+def test_browser_curves_are_drawn(page):
+    counts = page(
+        "return [...document.querySelectorAll('[data-figure]')].map(f => "
+        "[f.dataset.figure, f.querySelectorAll('.plot').length, "
+        "f.querySelectorAll('.curve').length])"
+    )
+    assert counts == [["toy", 9, 45], ["sine", 3, 18], ["sine-why", 3, 12]]
+    assert "claims held" in page("return document.querySelector('.tally').textContent")
+
+
+def test_browser_hover_shows_values(page):
+    place = page(
+        "const s = document.querySelector('[data-figure=toy] .plot'); s.scrollIntoView({block: "
+        "'center'}); const b = s.getBoundingClientRect(); "
+        "return [b.left + b.width / 2, b.top + b.height / 2].map(Math.round)"
+    )
+    page.pointer({"type": "pointerMove", "duration": 50, "x": place[0], "y": place[1]})
+    tip = page(
+        "const t = document.querySelector('[data-figure=toy] .tip'); "
+        "return t.hidden ? '' : t.innerText"
+    )
+    assert re.search(r"iteration \d+", tip)
+    assert "Proximal-PDBO" in tip
+    assert re.search(r"0\.0625", tip)  # where AID-FP stops
+    page.pointer({"type": "pointerMove", "duration": 50, "x": 2, "y": 2})
+    assert page("return document.querySelector('[data-figure=toy] .tip').hidden")
+
+
+def test_browser_drag_zooms_and_resets(page):
+    ticks = (
+        "return [...document.querySelectorAll('[data-figure=toy] .plot')][0].querySelectorAll("
+        "'text')[0].textContent + [...document.querySelectorAll('[data-figure=toy] .plot')][0]"
+        ".querySelectorAll('text')[2].textContent"
+    )
+    before = page(ticks)
+    x, y, width, height = page(
+        "const s = document.querySelector('[data-figure=toy] .plot'); s.scrollIntoView({block: "
+        "'center'}); const b = s.getBoundingClientRect(); "
+        "return [b.left, b.top, b.width, b.height].map(Math.round)"
+    )
+    spots = [(x + width // 3, y + height // 3), (x + 2 * width // 3, y + 2 * height // 3)]
+    page.pointer(
+        {"type": "pointerMove", "duration": 0, "x": spots[0][0], "y": spots[0][1]},
+        {"type": "pointerDown", "button": 0},
+        {"type": "pointerMove", "duration": 100, "x": spots[1][0], "y": spots[1][1]},
+        {"type": "pointerUp", "button": 0},
+    )
+    assert page(ticks) != before
+    assert not page("return document.querySelector('[data-figure=toy] .reset').hidden")
+    page("document.querySelector('[data-figure=toy] .reset').click()")
+    assert page(ticks) == before
+
+
+def test_browser_legend_toggles_a_method_in_every_panel(page):
+    count = (
+        "return document.querySelectorAll('[data-figure=toy] .curve[data-label=\"ITD-R\"]').length"
+    )
+    click = (
+        "[...document.querySelectorAll('[data-figure=toy] .legend button')]"
+        ".find(b => b.textContent === 'ITD-R').click()"
+    )
+    assert page(count) == 9
+    page(click)
+    assert page(count) == 0
+    page(click)
+    assert page(count) == 9
+
+
+def test_browser_slider_and_starts_move_the_landscape(page):
+    def slide(value):
+        page(
+            "const s = document.querySelector('[data-scene=toy] input'); s.value = arguments[0]; "
+            "s.dispatchEvent(new Event('input'))",
+            value,
+        )
+        return page("return document.querySelector('[data-scene=toy] output').textContent")
+
+    def head(method):
+        return page(
+            "const c = document.querySelector(`[data-scene=toy] [data-head='${arguments[0]}']`); "
+            "return [c.getAttribute('cx'), c.getAttribute('cy')].map(Number)",
+            method,
+        )
+
+    assert slide(0) == "0 / 200"
+    at_start = head("PDBO")
+    assert head("AID-FP") == at_start
+    assert slide(1000) == "200 / 200"
+    assert head("PDBO") != at_start
+    assert head("AID-FP")[1] == at_start[1]  # y2 never moves
+    cells = page("return document.querySelector('[data-scene=toy] tbody').innerText")
+    assert re.search(r"AID-FP\s+0\.746\s+0\.5", cells)
+    page(
+        "document.querySelectorAll('[data-scene=toy] .start')[1].dispatchEvent(new Event('click'))"
+    )
+    assert head("AID-FP")[1] != at_start[1]
+    chosen = page(
+        "return [...document.querySelectorAll('[data-scene=toy] .start')].map(c => "
+        "c.getAttribute('aria-checked'))"
+    )
+    assert chosen == ["false", "true", "false", "false", "false", "false"]
+
+
+def test_browser_play_runs_to_the_end_and_stops(page):
+    page(
+        "const s = document.querySelector('[data-scene=toy] input'); s.value = 980; "
+        "document.querySelector('[data-scene=toy] .controls button').click()"
+    )
+    for _ in range(50):
+        label = page("return document.querySelector('[data-scene=toy] .controls').innerText")
+        if "play" in label and "200 / 200" in label:
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError(label)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_browser_page_fits_its_width(page, width):
+    page.resize(width, 900)
+    wide = page("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide[0] <= wide[1] == width
+    assert page("return parseFloat(getComputedStyle(document.body).fontSize)") >= 15
+
+
+def test_browser_dark_and_light_differ(page):
+    def colour(scheme):
+        feature = [{"name": "prefers-color-scheme", "value": scheme}]
+        body = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": feature}}
+        page.call("POST", f"/session/{page.session}/goog/cdp/execute", body)
+        return page("return getComputedStyle(document.body).backgroundColor")
+
+    assert colour("light") == "rgb(255, 255, 255)"
+    assert colour("dark") == "rgb(21, 23, 26)"
+    colour("light")
+
+
+def test_browser_hostile_names_do_nothing(browser, hostile):
+    browser.open(hostile)
+    assert browser("return window.owned === undefined")
+    labels = browser("return [...document.querySelectorAll('.legend')].map(l => l.textContent)")
+    assert labels == [HOSTILE]
+    assert browser("return document.images.length") == 0
+    assert browser.log() == []
