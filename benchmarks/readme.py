@@ -18,7 +18,7 @@ def speeds() -> str:
         ("one PDBO iteration on the toy", "toy", "microseconds_per_iteration", "{:.3g} µs"),
         ("the same, per start, many starts under `vmap`", "starts",
          "microseconds_per_iteration_and_start", "{:.3g} µs"),
-        ("first call: compilation and all", "compilation", "seconds", "{:.1f} s"),
+        ("first call with `PDBO()`: compilation and all", "compilation", "seconds", "{:.1f} s"),
         ("share of the copy bandwidth on {variables} variables", "memory_speed",
          "share_of_copy_bandwidth", "{:.0%}"),
         ("cost of a live progress line", "progress", "overhead", "{:.1%}"),

@@ -192,3 +192,49 @@ def test_prints_as_a_table():
     text = str(pdbo.certify(cases.toy(), 1.0, jnp.ones(2)))
     for name in (*ENTRIES, "inner_gap", "eps"):
         assert name in text
+
+
+HONEST = {
+    "inner maximum": (lambda x, y: y**2 + (x - 1) ** 2, lambda x, y: (y**2 - 1) ** 2, 1.0, 0.0),
+    "lower basin elsewhere": (
+        lambda x, y: (y - 0.96) ** 2 + x**2,
+        lambda x, y: (y**2 - 1) ** 2 + 0.3 * y,
+        0.0,
+        0.9602,
+    ),
+    "small g": (
+        lambda x, y: (x - 3) ** 2 + (y - 1) ** 2,
+        lambda x, y: 1e-7 * (y - x) ** 2,
+        3.0,
+        1.0,
+    ),
+    "small f": (
+        lambda x, y: 1e-5 * ((x - 3) ** 2 + (y - 1) ** 2),
+        lambda x, y: (y - x) ** 2,
+        0.0,
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_wrong_points_are_not_certified(name):
+    """Points that are stationary, or nearly so, and wrong: eps says so."""
+    f, g, x, y = HONEST[name]
+    assert pdbo.certify(pdbo.Problem(f, g), x, y).eps >= 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (dict(slack=-1.0), "slack must be one finite number >= 0"),
+        (dict(slack=np.nan), "slack must be one finite number >= 0"),
+        (dict(max_slack="a"), "max_slack must be one finite number >= 0"),
+        (dict(iterations=0), "iterations must be a whole number >= 1"),
+    ],
+)
+def test_bad_options(options, match):
+    with pytest.raises(pdbo.ProblemError, match=match):
+        pdbo.certify(cases.toy(), 1.0, jnp.ones(2), **options)
+    with pytest.raises(pdbo.ProblemError, match=r"problem must be a pdbo\.Problem"):
+        pdbo.certify(None, 1.0, jnp.ones(2))

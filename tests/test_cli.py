@@ -231,3 +231,13 @@ def test_a_failed_experiment_does_not_stop_the_others(monkeypatch, capsys, tmp_p
 def test_the_console_script_is_this_command():
     text = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert 'pdbo = "pdbo._cli:main"' in text
+
+
+def test_files_of_others_are_never_replaced(tmp_path):
+    """A folder that merely has an experiment's name is refused, with --resume too."""
+    (tmp_path / "toy").mkdir()
+    thesis = tmp_path / "toy" / "thesis.tex"
+    thesis.write_text("mine")
+    done = pdbo("reproduce", "toy", "--quick", "--resume", "--out", str(tmp_path))
+    assert done.returncode == 2 and "thesis.tex is not pdbo's" in done.stderr
+    assert thesis.read_text() == "mine"

@@ -187,3 +187,12 @@ def test_wrong_every(every):
 def test_wrong_solvers(solvers, match):
     with pytest.raises(pdbo.ProblemError, match=match):
         pdbo.compare(cases.home(), *START, solvers, budget=1)
+
+
+def test_a_solver_that_does_not_cover_the_set_leaves_the_others():
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((y - x) ** 2), lambda x, y: jnp.sum((y - x) ** 2), y_set=pdbo.Ball(1.0)
+    )
+    result = pdbo.compare(problem, jnp.ones(2), jnp.zeros(2), [PDBO, ITD], budget=10)
+    assert result.results["ITD"] is pdbo.RESULTS.bad_problem
+    assert set(result.table["solver"]) == {"PDBO"}

@@ -10,6 +10,7 @@ import pytest
 
 import cases
 import pdbo
+from pdbo import _solve
 from pdbo._progress import Progress
 
 PDBO = cases.paper_pdbo()
@@ -212,3 +213,41 @@ def test_texts_of_all_codes():
         assert code.text.endswith(".")
     for code in (pdbo.RESULTS.nonfinite, pdbo.RESULTS.diverged, pdbo.RESULTS.multiplier_diverged):
         assert "(a)" in code.text and "(b)" in code.text
+
+
+@pytest.mark.parametrize(
+    ("observe", "match"),
+    [
+        (lambda x, y: 1.0, "must return a dict of arrays"),
+        (lambda x, y: None, "must return a dict of arrays"),
+        (lambda x, y: {"a": float(x)}, "cannot be evaluated"),
+        (lambda x, y: {"f": x}, "which the history has already"),
+    ],
+)
+def test_bad_observations(observe, match):
+    with pytest.raises(pdbo.ProblemError, match=match):
+        pdbo.solve(cases.toy(), 2.0, jnp.ones(2), pdbo.PDBO(), steps=2, observe=observe)
+
+
+def test_a_state_is_checked_against_the_problem():
+    sol = pdbo.solve(cases.toy(), 2.0, jnp.ones(2), pdbo.PDBO(), steps=2)
+    other = pdbo.Problem(lambda x, y: jnp.sum(x[0] + y), lambda x, y: jnp.sum(y**2))
+    with pytest.raises(pdbo.ProblemError, match="f cannot be evaluated"):
+        pdbo.solve(other, state=sol.state)
+
+
+def test_an_exhausted_budget_is_said():
+    solver = pdbo.ProximalPDBO(pdbo.PDBO(), rounds=2, round_steps=5)
+    sol = pdbo.solve(cases.toy(), 2.0, jnp.ones(2), solver)
+    with pytest.raises(pdbo.ProblemError, match="own budget of 10 steps is used up"):
+        pdbo.solve(cases.toy(), state=sol.state, steps=5)
+
+
+def test_floats_in_data_do_not_recompile():
+    f = lambda x, y, d: (x - d) ** 2 + y**2
+    g = lambda x, y, d: (y - x) ** 2
+    run = lambda d: pdbo.solve(pdbo.Problem(f, g, d), 0.0, 0.0, pdbo.PDBO(), steps=5)
+    run(1.0)
+    compiled = _solve._advance_jit._cached._cache_size()
+    run(2.0)
+    assert _solve._advance_jit._cached._cache_size() == compiled

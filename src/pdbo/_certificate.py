@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._errors import ProblemError
 from ._minimize import Minimum, minimize
-from ._problem import Problem, check_functions, check_point, traced
+from ._problem import Problem, check_functions, check_point, is_number, traced
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
@@ -41,7 +41,8 @@ class Certificate(eqx.Module):
         slack: the relaxation for which the entries hold.
         eps: the largest of stationarity, complementarity, distance and how far the point is from
             feasible: its distance to its sets, and the root of $[h]_+$, since h grows like the
-            square of the distance from the inner solutions.
+            square of the distance from the inner solutions. Where the gradient of f, or the range
+            of g, is below one around the point, its entries count relative to it.
     """
 
     stationarity: Any
@@ -78,9 +79,11 @@ def certify(
     r"""The certificate of a point, however it was found.
 
     Outside of jit and vmap it is computed in double precision, whatever that of the problem. The
-    inner value is recomputed by a minimiser of its own started at y. The multiplier given is
-    tried, and so is the least-squares one, $\arg\min_{\lambda \ge 0}
-    \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$; the better certificate is returned.
+    inner value is recomputed by a minimiser of its own, started at y, beside it and, where y has
+    at most 10,000 entries, at eight points drawn from Y: it is a global minimum only where these
+    find it. The multiplier given is tried, and so is the least-squares one,
+    $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$; the better
+    certificate is returned.
 
     At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. There the
     conditions are checked at a neighbour $(x, y_w)$ with $y_w$ near
@@ -92,16 +95,28 @@ def certify(
         multiplier: the multiplier to try first.
         slack: the relaxation to certify. None takes the smallest that makes the point feasible,
             but no more than `max_slack`.
-        iterations: the most gradients of g spent on the inner value, and again on the neighbour.
+        iterations: the most gradients of g spent on the inner value from each of its starts, and
+            again on the neighbour.
     """
+    _check_options(problem, multiplier, slack, max_slack, iterations)
     x, y = check_point(problem, x, y, project=False)
-    if multiplier is not None and not traced(multiplier):
-        if np.ndim(multiplier) != 0 or not np.isfinite(multiplier) or multiplier < 0:
-            raise ProblemError(f"multiplier must be one finite number >= 0, got {multiplier}.")
+    if multiplier is not None:
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
     if traced(problem, x, y, multiplier, slack):
         return measure(problem, x, y, multiplier, slack, max_slack, iterations)
     return measure_double(problem, x, y, multiplier, slack, max_slack, iterations)
+
+
+def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
+    for name, value in (("multiplier", multiplier), ("slack", slack), ("max_slack", max_slack)):
+        if value is None or traced(value):
+            continue
+        if not is_number(value) or not 0 <= value < np.inf:
+            raise ProblemError(f"{name} must be one finite number >= 0, got {value!r}.")
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise ProblemError(f"iterations must be a whole number >= 1, got {count!r}.")
 
 
 def measure_double(
@@ -152,6 +167,7 @@ def measure(
     z_set = _Pair(problem, eps)
     max_slack = jnp.asarray(max_slack, trees.dtype(x))
     inner, point, large = _inner_and_neighbour(problem, x, y, iterations, neighbour)
+    scale_f, scale_g = _scales(problem, x, y) if neighbour else (1.0, 1.0)
     g_xhat = jax.grad(problem.inner, 0)(x, inner.point)
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
 
@@ -163,14 +179,14 @@ def measure(
         value, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y_)
         grad_h = (trees.sub(g_x, g_xhat), g_y)
         gap = jnp.maximum(value - inner.value, 0)
-        granted = jnp.minimum(gap, max_slack) if slack is None else slack
+        granted = jnp.minimum(gap, max_slack * scale_g) if slack is None else slack
         granted = jnp.asarray(granted, gap.dtype)
         h = gap - granted
         multipliers = [] if given is None else [jnp.asarray(given, h.dtype)]
         if fit:
             multipliers.append(_least_squares(z_set, (x, y_), grad_f, grad_h))
         violation = jnp.maximum(h, 0)
-        apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation), outside), distance)
+        apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation / scale_g), outside), distance)
 
         def certificate(m: Array) -> Certificate:
             stationarity = z_set.residual((x, y_), trees.axpy(m, grad_h, grad_f))
@@ -184,7 +200,7 @@ def measure(
                 inner_residual=inner.residual,
                 multiplier=m,
                 slack=granted,
-                eps=jnp.maximum(jnp.maximum(stationarity, complementarity), apart),  # NaN wins
+                eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / scale_f, apart),
             )
 
         return [certificate(m) for m in multipliers]
@@ -236,24 +252,68 @@ def _inner_and_neighbour(
     curvature = jnp.where(change > 0, change / move, 1)
     guess = jnp.where(size > 0, size / (curvature * move), 1)
 
-    # one loop, so that the minimiser is compiled once: first g alone, then two multipliers
+    starts = _inner_starts(problem, y)
+    count = len(starts)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts, y, y)
+
+    # one loop, so that the minimiser is compiled once: g alone from every start, the neighbour
+    # for a first multiplier and the one that it suggests
     def solve(index: Any, s: tuple[Minimum, PyTree, Array, Array]) -> tuple[Any, ...]:
         inner, _, _, multiplier = s
-        weight = jnp.where(index > 0, 1 / multiplier, 0)
+        alone = index < count
+        weight = jnp.where(alone, 0, 1 / multiplier)
+        start = jax.tree.map(lambda leaf: leaf[index], stacked)
         found = minimize(
             lambda v: weight * problem.outer(x, v) + problem.inner(x, v),
             problem.y_set,
-            y,
+            start,
             iterations,
         )
         ratio = trees.length(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
-        ratio = jnp.where(index > 0, jnp.clip(ratio, 0.1, 1e3), 1)
-        inner = trees.where(index > 0, inner, found)
+        ratio = jnp.where(alone, 1, jnp.clip(ratio, 0.1, 1e3))
+        rounding = 8 * jnp.finfo(size.dtype).eps * jnp.abs(inner.value)
+        lower = alone & ((index == 0) | (found.value < inner.value - rounding))
+        inner = trees.where(lower, found, inner)
         return inner, found.point, multiplier, multiplier * ratio
 
     blank = Minimum(y, *(jnp.zeros_like(size),) * 2)
-    inner, point, multiplier, _ = lax.fori_loop(0, 3, solve, (blank, y, guess, guess))
+    inner, point, multiplier, _ = lax.fori_loop(0, count + 2, solve, (blank, y, guess, guess))
     return inner, point, multiplier
+
+
+def _inner_starts(problem: Problem, y: PyTree) -> list[PyTree]:
+    """Where the inner minimum is looked for: y, beside it, and far from it where Y is small.
+
+    A start beside y leaves maxima and saddles of g; the others find lower basins.
+    """
+    keys = jax.random.split(jax.random.key(0), 9)
+    entries = sum(leaf.size for leaf in jax.tree.leaves(y))
+    far = [problem.y_set.sample(k, y, _reach(y)) for k in keys[1:]] if entries <= 10_000 else []
+    noise = jax.tree.map(lambda leaf: jax.random.normal(keys[0], leaf.shape, leaf.dtype), y)
+    beside = problem.y_set.project(trees.axpy(1e-2 * _reach(y), noise, y))
+    return [y, beside, *far]
+
+
+def _reach(z: PyTree) -> Array:
+    """A length of the order of the entries of z, at least one."""
+    entries = max(sum(leaf.size for leaf in jax.tree.leaves(z)), 1)
+    return 1 + trees.length(z) / entries**0.5
+
+
+def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
+    """The largest gradient of f and the range of g around the point, neither above one."""
+    slopes, values = [], [problem.inner(x, y)]
+    for key in jax.random.split(jax.random.key(1), 3):
+        x_ = problem.x_set.sample(key, x, _reach(x))
+        y_ = problem.y_set.sample(key, y, _reach(y))
+        slopes.append(trees.length(jax.grad(problem.outer, (0, 1))(x_, y_)))
+        values.append(problem.inner(x, y_))
+
+    def at_most_one(v: Array) -> Array:
+        return jnp.where((v > 0) & (v < 1), v, 1)  # also where it is not a number
+
+    slope, value = jnp.stack(slopes), jnp.stack(values)
+    return at_most_one(jnp.max(slope)), at_most_one(jnp.max(value) - jnp.min(value))
 
 
 def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:

@@ -4,6 +4,7 @@ import difflib
 import json
 import os
 import pathlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -17,6 +18,7 @@ except ImportError:  # pragma: no cover
     sys.exit("pdbo: the command needs packages of its own: pip install 'pdbo[experiments]'.")
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+RECORD_FILES = ("record.json", "arrays.npz", "times.json")
 EXIT_CODES = (
     "Exit codes: 0 all went well, 1 a run failed or was not certified, 2 bad input, "
     "130 interrupted."
@@ -37,6 +39,10 @@ class InputError(Exception):
     """What was asked for cannot be done; the message is one sentence."""
 
 
+class Interrupted(Exception):
+    """A run was interrupted; the message says how to carry on."""
+
+
 class RunError(Exception):
     """A run failed; the message is one sentence."""
 
@@ -50,7 +56,11 @@ def run(arguments: list[str]) -> int:
     """Run the command; every error is one sentence on standard error."""
     try:
         result = app(arguments, prog_name="pdbo", standalone_mode=False)
+        if result == INTERRUPTED:  # by typer, which says nothing
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else OK
+    except Interrupted as error:
+        return _complain(str(error), INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted.", INTERRUPTED)
     except InputError as error:
@@ -120,7 +130,7 @@ def reproduce(
 ) -> int:
     """Reproduce the paper: run experiments, draw the figures, write the page."""
     wanted = _experiments(names or [])
-    _check_folder(out, resume, "carry on there with --resume")
+    _check_folder(out, resume, "carry on there with --resume", wanted)
     _need("matplotlib", *sorted({m for n in wanted for m in EXPERIMENTS[n].needs}))
     from .experiments._runner import finished, reproduce
 
@@ -135,9 +145,9 @@ def reproduce(
     try:
         failures = reproduce(wanted, seed, quick, out, bool(os.environ.get("PDBO_DEBUG")))
     except KeyboardInterrupt:
-        options = f"{' --quick' if quick else ''} --seed {seed} --out {out}"
+        options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
         again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
-        return _complain(f"interrupted; carry on with: {again}", INTERRUPTED)
+        raise Interrupted(f"interrupted; carry on with: {again}") from None
     if len(failures) < len(wanted):
         _report(out)
     for failure in failures:
@@ -185,7 +195,7 @@ def solve(
     chosen = _solver_name(solver)
     if not tol >= 0:
         raise InputError(f"--tol must be a number >= 0, got {tol}.")
-    _check_folder(out, force, "replace what is there with --force")
+    _check_folder(out, force, "replace what is there with --force", ["solve"])
     _need("matplotlib")
     from .experiments._user import solve_file
 
@@ -238,7 +248,7 @@ def _unknown(what: str, name: str, known: Any) -> str:
     return f"there is no {what} {name!r}; {hint}"
 
 
-def _check_folder(out: pathlib.Path, allowed: bool, remedy: str) -> None:
+def _check_folder(out: pathlib.Path, allowed: bool, remedy: str, names: list[str]) -> None:
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file, not a folder.")
     try:
@@ -247,7 +257,22 @@ def _check_folder(out: pathlib.Path, allowed: bool, remedy: str) -> None:
         raise InputError(f"{out} cannot be read: {error.strerror}.") from None
     if occupied and not allowed:
         raise InputError(f"{out} is not empty: {remedy}, or choose another with --out.")
+    if occupied:
+        for name in names:
+            _check_own(out / name)
+        if (out / "index.html").exists() and not any(out.glob("*/record.json")):
+            raise InputError(f"{out / 'index.html'} is not a page of pdbo: choose another folder.")
     _check_writable(out)
+
+
+def _check_own(folder: pathlib.Path) -> None:
+    """Refuse to replace a folder that holds anything but a record of pdbo."""
+    if folder.is_dir():
+        foreign = sorted({p.name for p in folder.iterdir()} - {*RECORD_FILES})
+        if foreign:
+            raise InputError(f"{folder / foreign[0]} is not pdbo's: choose another folder.")
+    elif folder.exists():
+        raise InputError(f"{folder} is in the way: choose another folder.")
 
 
 def _check_writable(out: pathlib.Path) -> None:

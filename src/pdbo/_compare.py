@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import RESULTS, ProblemError
-from ._problem import Problem
+from ._problem import Problem, check_point
 from ._solution import State
 from ._solve import _begin, _judge, _record
 from .solvers._base import Solver
@@ -90,11 +90,25 @@ def compare(
     unit, most = _budget(budget)
     if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
         raise ProblemError(f"every must be a whole number >= 1, got {every!r}.")
-    tables, results = [], {}
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
+    x0, y0 = check_point(problem, x0, y0)
+    if optimum is not None:
+        same = jax.tree.structure(optimum) == jax.tree.structure((x0, y0))
+        if not same:
+            raise ProblemError("optimum must be a pair (x, y) shaped like the start.")
+    tables, results, refused = [], {}, []
     for name, solver in _named(solvers).items():
-        run = _begin(problem, x0, y0, solver, None, key)
+        try:
+            run = _begin(problem, x0, y0, solver, None, key)
+        except ProblemError as error:  # a set the method does not cover: the others go on
+            results[name] = RESULTS.bad_problem
+            refused.append(error)
+            continue
         rows, results[name] = _measure(problem, run, unit, most, int(every), optimum)
         tables.append({"solver": np.full(len(rows["step"]), name), **rows})
+    if not tables:
+        raise refused[0]
     return Comparison({k: np.concatenate([t[k] for t in tables]) for k in tables[0]}, results)
 
 
@@ -105,19 +119,26 @@ def _measure(
     limit = min(most if unit == "steps" else np.inf, run.solver.budget or np.inf)
     jax.block_until_ready(_advance(problem, run, jnp.zeros((), jnp.int32)))  # compiled untimed
     rows: list[dict[str, Any]] = []
-    seconds = 0.0
+    seconds, block, count, before = 0.0, every, every, run
     while True:
         row, code = jax.device_get(_row(problem, run, jnp.asarray(every), optimum))
         calls = row["f_calls"] + row["g_calls"] + row["products"]
         spent = {"steps": row["step"], "calls": calls, "seconds": seconds}
         rows.append({**row, "calls": calls, "seconds": seconds})
-        if int(code) == RESULTS.nonfinite or spent[unit] > most:
+        if int(code) == RESULTS.nonfinite:
             kept = rows[:-1]
             break
-        if int(code) > RESULTS.max_steps or spent[unit] == most or row["step"] >= limit:
+        if spent[unit] > most:
+            rows.pop()
+            if unit == "seconds" or count == 1:
+                kept = rows
+                break
+            run, block = before, count // 2  # nearer to the budget in smaller blocks
+        elif int(code) > RESULTS.max_steps or spent[unit] == most or row["step"] >= limit:
             kept = rows
             break
-        count = int(min(every, limit - row["step"]))
+        count = int(min(block, limit - int(run.step)))
+        before = run
         start = time.perf_counter()
         run = jax.block_until_ready(_advance(problem, run, jnp.asarray(count, jnp.int32)))
         seconds += time.perf_counter() - start

@@ -26,6 +26,7 @@ class Problem(eqx.Module):
         g: the inner function, called the same way.
         data: a pytree of arrays handed to both functions. It is an argument of the compiled
             program, never a constant in it, so other data of the same shapes does not recompile.
+            Floats are arrays too; Python integers stay what they are, a part of the program.
         x_set, y_set: closed convex sets for x and y.
 
     x, y and data are arbitrary pytrees; all entries of x and y share one floating dtype.
@@ -47,7 +48,9 @@ class Problem(eqx.Module):
     ):
         self.f = _callable("f", f, data is not None)
         self.g = _callable("g", g, data is not None)
-        self.data = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, data)
+        self.data = jax.tree.map(
+            lambda a: jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a, data
+        )
         self.x_set = _set("x_set", x_set)
         self.y_set = _set("y_set", y_set)
 
@@ -91,10 +94,7 @@ def _callable(name: str, function: Any, with_data: bool) -> Callable:
 def _set(name: str, value: Any) -> Set:
     value = Free() if value is None else value
     if not isinstance(value, Set):
-        hint = " (did you forget the parentheses?)" if isinstance(value, type) else ""
-        raise ProblemError(
-            f"{name} must be a set such as pdbo.Box(lo, hi), got {type(value).__name__}{hint}."
-        )
+        raise ProblemError(f"{name} must be a set such as pdbo.Box(lo, hi), got {kind(value)}.")
     return value
 
 
@@ -104,6 +104,21 @@ _LEAVES = (int, float, np.ndarray, np.generic, jax.Array)
 def traced(*trees_: PyTree) -> bool:
     """Whether any leaf is being traced, so that no value can be looked at."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees_))
+
+
+def kind(value: Any) -> str:
+    """What a wrong argument is, in words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} (did you forget the parentheses?)"
+    return type(value).__name__
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one real number."""
+    kinds = (int, float, np.integer, np.floating, np.ndarray, jax.Array)
+    if isinstance(value, bool) or not isinstance(value, kinds) or np.ndim(value) != 0:
+        return False
+    return np.asarray(value).dtype.kind in "iuf"
 
 
 def check_point(
@@ -126,7 +141,7 @@ def check_point(
                 f"{name}0 lies outside {name}_set (distance {float(distance):.3g}); "
                 "its projection is used instead.",
                 StartProjected,
-                stacklevel=3,
+                stacklevel=5,
             )
     for name, value in zip("fg", values, strict=True):
         if not np.isfinite(value):

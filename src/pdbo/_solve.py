@@ -13,16 +13,32 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._certificate import ITERATIONS, MAX_SLACK, measure, measure_double
 from ._errors import RESULTS, ProblemError, SolveError
-from ._problem import Problem, check_point, traced
+from ._problem import Problem, check_functions, check_point, is_number, kind, traced
 from ._progress import Progress
 from ._solution import Solution, State
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 
 STEPS = 10_000
+COLUMNS = [
+    "step",
+    "f",
+    "g",
+    "h",
+    "multiplier",
+    "stationarity",
+    "feasibility",
+    "complementarity",
+    "inner_gap",
+    "eps",
+    "f_calls",
+    "g_calls",
+    "products",
+]
 RUNAWAY = 1e10  # an iterate this many times the size of its start has run away
 _ROWS = 128  # records a compiled chunk has room for
 _RUNNING = -1
+_MOST = 2**31 - 1
 
 
 def solve(
@@ -65,6 +81,12 @@ def solve(
         raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
     try:
         run = _begin(problem, x0, y0, solver, state, key)
+        _check_observe(run, observe)
+        own = run.solver.budget
+        if own is not None and not traced(run.step) and int(run.step) >= own:
+            raise ProblemError(
+                f"the solver's own budget of {own} steps is used up: give it more rounds to go on."
+            )
     except ProblemError as error:
         error.solution = _no_solution(x0, y0, str(error))
         if throw:
@@ -87,7 +109,9 @@ def _check_numbers(steps: Any, tol: Any, every: Any) -> None:
     for name, value in (("steps", 1 if steps is None else steps), ("every", every)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
-    if not traced(tol) and not (np.ndim(tol) == 0 and tol >= 0):
+        if value > _MOST:
+            raise ProblemError(f"{name} must be at most {_MOST:,}, got {value:,}.")
+    if not traced(tol) and not (is_number(tol) and tol >= 0):
         raise ProblemError(f"tol must be a number >= 0, got {tol!r}.")
 
 
@@ -96,8 +120,7 @@ def _begin(
 ) -> State:
     """The state to start from: the one given, or the solver's at the start given."""
     if solver is not None and not isinstance(solver, Solver):
-        hint = " (did you forget the parentheses?)" if isinstance(solver, type) else ""
-        raise ProblemError(f"solver must be a pdbo solver, got {type(solver).__name__}{hint}.")
+        raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
     if state is not None:
         if not isinstance(state, State):
             raise ProblemError(f"state must be a solution.state, got {type(state).__name__}.")
@@ -110,7 +133,12 @@ def _begin(
                 f"the state belongs to {type(state.solver).__name__}, not to "
                 f"{type(solver).__name__}."
             )
-        return state if solver is None else eqx.tree_at(lambda s: s.solver, state, solver)
+        state = state if solver is None else eqx.tree_at(lambda s: s.solver, state, solver)
+        point = state.solver.output(state.inner)
+        problem.x_set.check(point.x, "x_set")
+        problem.y_set.check(point.y, "y_set")
+        check_functions(problem, point.x, point.y)
+        return state
     if x0 is None or y0 is None:
         raise ProblemError("x0 and y0 are needed: a start for x and one for y.")
     solver = AutoPDBO() if solver is None else solver
@@ -124,6 +152,23 @@ def _begin(
 def _launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
     scale = 1 + trees.max_abs((x, y))
     return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
+
+
+def _check_observe(run: State, observe: Any) -> None:
+    """Raise a ProblemError where `observe` does not return a dict of arrays for new columns."""
+    if observe is None:
+        return
+    point = run.solver.output(run.inner)
+    try:
+        seen = eqx.filter_eval_shape(observe, point.x, point.y)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ProblemError(f"observe(x, y) cannot be evaluated: {first}") from error
+    if not isinstance(seen, dict) or not all(hasattr(v, "shape") for v in seen.values()):
+        raise ProblemError("observe(x, y) must return a dict of arrays.")
+    taken = sorted(set(seen) & set(COLUMNS))
+    if taken:
+        raise ProblemError(f"observe(x, y) returns {taken[0]!r}, which the history has already.")
 
 
 def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError
-from ._problem import Problem, check_point
+from ._problem import Problem, check_point, is_number
 from ._schedules import Schedule, Steps, number
 
 
@@ -61,8 +61,11 @@ def estimate_constants(
         samples: how many points; iterations: how many power iterations at each.
         key: a PRNG key.
     """
-    if samples < 2 or iterations < 1 or not radius > 0:
-        raise ProblemError("samples >= 2, iterations >= 1 and radius > 0 are needed.")
+    whole = all(isinstance(v, int | np.integer) for v in (samples, iterations))
+    if not whole or samples < 2 or iterations < 1 or not (is_number(radius) and radius > 0):
+        raise ProblemError("whole numbers samples >= 2 and iterations >= 1, and radius > 0 needed.")
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
     x, y = check_point(problem, x, y)
     key = jax.random.key(0) if key is None else key
     return Constants(*map(float, _estimate(problem, x, y, radius, samples, iterations, key)))
@@ -251,8 +254,10 @@ def theory(
             $3\rho_f$ and $2\rho_h$ stand for $\rho_f$ and $\rho_h$, and
             $B = (D_f + \rho_f D_Z^2)/\delta + 1$.
     """
+    if not isinstance(constants, Constants):
+        raise ProblemError(f"constants must be pdbo.Constants, got {type(constants).__name__}.")
     for name, value in (("smoothing", smoothing), ("slack", slack)):
-        if not (np.isfinite(value) and value > 0):
+        if not (is_number(value) and 0 < value < np.inf):
             raise ProblemError(f"{name} must be a positive number in the theory, got {value}.")
     bad = [n for n, v in zip(constants._fields, constants, strict=True) if not np.isfinite(v)]
     if bad:

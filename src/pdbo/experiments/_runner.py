@@ -9,7 +9,7 @@ from types import ModuleType
 
 from . import EXPERIMENTS, load
 from ._progress import Progress, Track
-from ._record import Record, RecordError, provenance, read, write
+from ._record import ARRAYS, RECORD, TIMES, Record, RecordError, provenance, read, write
 
 
 def finished(out: pathlib.Path, name: str) -> Record | None:
@@ -24,7 +24,8 @@ def clear_leftovers(out: pathlib.Path, names: list[str]) -> None:
     """Remove what an interrupted write left behind."""
     for name in names:
         for folder in out.glob(f".{name}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            if {p.name for p in folder.iterdir()} <= {RECORD, ARRAYS, TIMES}:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def reproduce(

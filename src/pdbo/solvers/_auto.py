@@ -255,7 +255,7 @@ def _descend(problem: Problem, state: AutoState) -> AutoState:
     return _set(
         state,
         slots=slots,
-        inner_step=step,
+        inner_step=_sane(step, state.inner_step),
         inner_drop=state.cuts.value[1:] - cuts.value[1:],
         cuts=cuts,
         g_calls=state.g_calls + INNER_STEPS * SLOTS,
@@ -349,15 +349,15 @@ def _move(problem: Problem, state: AutoState, key: Array) -> AutoState:
         f=f,
         grad_f=grad,
         cuts=cuts,
-        mix=mix,
-        curvature_f=curvature(L_f, fits_f, above_f),
-        curvature_h=curvature(L_h, fits_h, above_h),
+        mix=_sane(mix, state.mix),
+        curvature_f=_sane(curvature(L_f, fits_f, above_f), state.curvature_f),
+        curvature_h=_sane(curvature(L_h, fits_h, above_h), state.curvature_h),
         slack=shrunk,
         low_f=jnp.minimum(state.low_f, f),
         high_f=jnp.maximum(state.high_f, f),
         steepest=steepest,
-        multiplier=total,
-        residual=relative,
+        multiplier=_sane(total, state.multiplier),
+        residual=_sane(relative, state.residual),
         loose=loose,
         stuck=jnp.where(near, 0, state.stuck + 1),
         settled=settled,
@@ -578,14 +578,14 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         x=x,
         y=y,
         f=f,
-        slots=state.slots.at[k].set(slot),
-        residual=residual,
+        slots=_sane(state.slots.at[k].set(slot), state.slots),
+        residual=_sane(residual, state.residual),
         slack=jnp.where(failed, state.slack, state.floor),
         multiplier=jnp.where(failed, state.multiplier, weight),
         held=jnp.where(failed, -2 * SLOW, state.held),
         polished=polished,
         polish_gradient=in_x,
-        polish_step=jnp.stack([step_x, step_y, step_slot]),
+        polish_step=_sane(jnp.stack([step_x, step_y, step_slot]), state.polish_step),
         done=met | (polished >= POLISH) | (failed & (state.settled >= CONFIRM)),
         f_calls=state.f_calls + POLISH_INNER + 2,
         g_calls=state.g_calls + 2 * POLISH_INNER + 4,
@@ -696,6 +696,11 @@ def _units(problem: Problem, x: PyTree, y: PyTree, key: Array) -> Array:
     unit_y = jnp.where(width_y > 0, width_y, jnp.where(width_x > 0, width_x / ratio, around))
     unit_x = jnp.where(width_x > 0, width_x, unit_y * ratio)
     return jnp.stack([unit_x, unit_y]).astype(flat_y.dtype)
+
+
+def _sane(new: Array, old: Array) -> Array:
+    """The new numbers, the old ones in place of those that are near overflow or not numbers."""
+    return jnp.where(jnp.abs(new) < float(jnp.finfo(new.dtype).max) ** 0.5, new, old)
 
 
 def _set(state: AutoState, **fields: Any) -> AutoState:
