@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError
 from ._minimize import Minimum, minimize
 from ._problem import Problem, check_functions, check_point, is_number, traced
+from ._sets import Set
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
@@ -252,9 +254,7 @@ def _inner_and_neighbour(
     curvature = jnp.where(change > 0, change / move, 1)
     guess = jnp.where(size > 0, size / (curvature * move), 1)
 
-    starts = _inner_starts(problem, y)
-    count = len(starts)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts, y, y)
+    starts, count = _inner_starts(problem, y)
 
     # one loop, so that the minimiser is compiled once: g alone from every start, the neighbour
     # for a first multiplier and the one that it suggests
@@ -262,7 +262,8 @@ def _inner_and_neighbour(
         inner, _, _, multiplier = s
         alone = index < count
         weight = jnp.where(alone, 0, 1 / multiplier)
-        start = jax.tree.map(lambda leaf: leaf[index], stacked)
+        start = jax.tree.map(lambda leaf: leaf[index % count], starts)  # at the end y again
+        start = trees.where(alone, start, y)
         found = minimize(
             lambda v: weight * problem.outer(x, v) + problem.inner(x, v),
             problem.y_set,
@@ -281,39 +282,52 @@ def _inner_and_neighbour(
     return inner, point, multiplier
 
 
-def _inner_starts(problem: Problem, y: PyTree) -> list[PyTree]:
-    """Where the inner minimum is looked for: y, beside it, and far from it where Y is small.
+def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
+    """Where the inner minimum is looked for: y, beside it, and far from it where y is small.
 
     A start beside y leaves maxima and saddles of g; the others find lower basins.
     """
-    keys = jax.random.split(jax.random.key(0), 9)
-    entries = sum(leaf.size for leaf in jax.tree.leaves(y))
-    far = [problem.y_set.sample(k, y, _reach(y)) for k in keys[1:]] if entries <= 10_000 else []
-    noise = jax.tree.map(lambda leaf: jax.random.normal(keys[0], leaf.shape, leaf.dtype), y)
-    beside = problem.y_set.project(trees.axpy(1e-2 * _reach(y), noise, y))
-    return [y, beside, *far]
+    far = 8 if sum(leaf.size for leaf in jax.tree.leaves(y)) <= 10_000 else 0
+
+    def draw(index: Array) -> PyTree:
+        point = _around(problem.y_set, y, index)
+        near = problem.y_set.project(trees.axpy(1e-2, trees.sub(point, y), y))
+        return trees.where(index == 0, near, point)
+
+    drawn = jax.vmap(draw)(jnp.arange(far + 1))
+    return jax.tree.map(lambda a, d: jnp.concatenate([a[None], d]), y, drawn), far + 2
 
 
-def _reach(z: PyTree) -> Array:
-    """A length of the order of the entries of z, at least one."""
-    entries = max(sum(leaf.size for leaf in jax.tree.leaves(z)), 1)
-    return 1 + trees.length(z) / entries**0.5
+def _around(constraint: Set, z: PyTree, index: Array) -> PyTree:
+    """A point spread over a bounded set, or around z: the same for an index every time.
+
+    The spread is that of a sine's last digits, which compiles far faster than a generator.
+    """
+    flat, back = ravel_pytree(z)
+    entries = max(flat.size, 1)
+    place = jnp.arange(flat.size, dtype=flat.dtype) * 12.9898
+    wave = 43758.5453 * jnp.sin(place + 78.233 * (1 + index.astype(flat.dtype)))
+    spread = 2 * (wave - jnp.floor(wave)) - 1
+    width = constraint.diameter(z) / entries**0.5
+    reach = jnp.where(jnp.isfinite(width), width, 2 + 2 * trees.length(z) / entries**0.5)
+    return constraint.project(back(flat + reach * spread))
 
 
 def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
     """The largest gradient of f and the range of g around the point, neither above one."""
-    slopes, values = [], [problem.inner(x, y)]
-    for key in jax.random.split(jax.random.key(1), 3):
-        x_ = problem.x_set.sample(key, x, _reach(x))
-        y_ = problem.y_set.sample(key, y, _reach(y))
-        slopes.append(trees.length(jax.grad(problem.outer, (0, 1))(x_, y_)))
-        values.append(problem.inner(x, y_))
+
+    def look(index: Array) -> tuple[Array, Array]:
+        x_, y_ = _around(problem.x_set, x, index + 16), _around(problem.y_set, y, index)
+        slope = trees.length(jax.grad(problem.outer, (0, 1))(x_, y_))
+        return slope, problem.inner(x, y_) - problem.inner(x, y)
+
+    slope, rise = jax.vmap(look)(jnp.arange(1, 4))
 
     def at_most_one(v: Array) -> Array:
         return jnp.where((v > 0) & (v < 1), v, 1)  # also where it is not a number
 
-    slope, value = jnp.stack(slopes), jnp.stack(values)
-    return at_most_one(jnp.max(slope)), at_most_one(jnp.max(value) - jnp.min(value))
+    spread = jnp.maximum(jnp.max(rise), 0) - jnp.minimum(jnp.min(rise), 0)
+    return at_most_one(jnp.max(slope)), at_most_one(spread)
 
 
 def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:
