@@ -1,5 +1,6 @@
 """The command: quick where it can be, one sentence for every error, exit codes as documented."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -152,7 +153,8 @@ def test_an_occupied_folder_is_refused(tmp_path):
 def test_an_interrupted_run_is_resumed(tmp_path):
     out = tmp_path / "results"
     command = [sys.executable, "-m", "pdbo", "reproduce", "toy", "rates", "--quick", "--out", out]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job may ignore it
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if "rates ..." in line:
