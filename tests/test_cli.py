@@ -1,6 +1,5 @@
 """The command: quick where it can be, one sentence for every error, exit codes as documented."""
 
-import functools
 import os
 import pathlib
 import signal
@@ -152,9 +151,14 @@ def test_an_occupied_folder_is_refused(tmp_path):
 
 def test_an_interrupted_run_is_resumed(tmp_path):
     out = tmp_path / "results"
-    command = [sys.executable, "-m", "pdbo", "reproduce", "toy", "rates", "--quick", "--out", out]
-    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job may ignore it
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as running:
+    listen = (  # a job that runs the tests in the background ignores the signal
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = ["-m", "pdbo", "reproduce", "toy", "rates", "--quick", "--out", str(out)]
+    with subprocess.Popen(
+        [sys.executable, "-c", listen, *command], stderr=subprocess.PIPE, text=True
+    ) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if "rates ..." in line:

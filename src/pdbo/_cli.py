@@ -49,7 +49,12 @@ class RunError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and leave with its exit code."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    code = run(sys.argv[1:] if arguments is None else list(arguments))
+    if code == INTERRUPTED:  # a compilation cut short can crash while Python is taken down
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
