@@ -13,7 +13,15 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._errors import ProblemError
 from ._minimize import Minimum, minimize
-from ._problem import Problem, check_functions, check_point, is_number, traced
+from ._problem import (
+    Problem,
+    check_functions,
+    check_point,
+    check_problem,
+    is_number,
+    traced,
+    whole_number,
+)
 from ._sets import Set
 
 MAX_SLACK = 1e-6
@@ -110,15 +118,13 @@ def certify(
 
 
 def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
-    if not isinstance(problem, Problem):
-        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
+    check_problem(problem)
     for name, value in (("multiplier", multiplier), ("slack", slack), ("max_slack", max_slack)):
         if value is None or traced(value):
             continue
         if not is_number(value) or not 0 <= value < np.inf:
             raise ProblemError(f"{name} must be one finite number >= 0, got {value!r}.")
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-        raise ProblemError(f"iterations must be a whole number >= 1, got {count!r}.")
+    whole_number("iterations", count)
 
 
 def measure_double(
@@ -262,8 +268,8 @@ def _inner_and_neighbour(
         inner, _, _, multiplier = s
         alone = index < count
         weight = jnp.where(alone, 0, 1 / multiplier)
-        start = jax.tree.map(lambda leaf: leaf[index % count], starts)  # at the end y again
-        start = trees.where(alone, start, y)
+        which = jnp.where(alone, index, 0)  # the neighbour is looked for from y
+        start = jax.tree.map(lambda leaf: leaf[which], starts)
         found = minimize(
             lambda v: weight * problem.outer(x, v) + problem.inner(x, v),
             problem.y_set,

@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import RESULTS, ProblemError
-from ._problem import Problem, check_point
+from ._problem import Problem, check_point, check_problem, whole_number
 from ._solution import State
 from ._solve import _begin, _judge, _record
 from .solvers._base import Solver
@@ -57,9 +57,11 @@ class Comparison(eqx.Module):
             for name in self.results:
                 rows = self.table["solver"] == name
                 panel.plot(self.table[axis][rows], self.table[curve][rows], label=name)
-            panel.set(title=curve, xlabel=axis, yscale="symlog" if curve == "f" else "log")
-            if curve == "f":
+            panel.set(title=curve, xlabel=axis)
+            if curve == "f":  # it may be negative
                 panel.set_yscale("symlog", linthresh=1e-6)
+            else:
+                panel.set_yscale("log")
         panels[0].legend(fontsize="small")
         return figure
 
@@ -88,10 +90,8 @@ def compare(
         key: a PRNG key for solvers that draw random numbers.
     """
     unit, most = _budget(budget)
-    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
-        raise ProblemError(f"every must be a whole number >= 1, got {every!r}.")
-    if not isinstance(problem, Problem):
-        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
+    whole_number("every", every)
+    check_problem(problem)
     x0, y0 = check_point(problem, x0, y0)
     if optimum is not None:
         same = jax.tree.structure(optimum) == jax.tree.structure((x0, y0))

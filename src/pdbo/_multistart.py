@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from ._certificate import certify
 from ._errors import RESULTS, ProblemError
-from ._problem import Problem, check_point
+from ._problem import Problem, check_point, check_problem, kind, whole_number
 from ._sets import Box, Product, Set
 from ._solution import Solution
 from ._solve import solve
@@ -63,13 +63,13 @@ def multistart(
         steps, tol, every: as in `solve`, for each start.
         key: a PRNG key for the spread and for solvers that draw random numbers.
     """
+    check_problem(problem)
     solver = AutoPDBO() if solver is None else solver
     if not isinstance(solver, Solver):
-        raise ProblemError(f"solver must be a pdbo solver, got {type(solver).__name__}.")
+        raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
     key = jax.random.key(0) if key is None else key
     if starts is not None:
-        if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
-            raise ProblemError(f"starts must be a whole number >= 1, got {starts!r}.")
+        whole_number("starts", starts)
         x0, y0 = check_point(problem, x0s, y0s)
         x0s, y0s = _spread(problem, x0, y0, starts, radius, key)
     x0s, y0s = jax.tree.map(jnp.asarray, (x0s, y0s))
@@ -106,14 +106,17 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
     code, f = np.asarray(batch.code), np.asarray(batch.f, float)
     gap = np.asarray(batch.certificate.inner_gap, float)  # type: ignore
     certified = code == RESULTS.success
-    sound = np.isin(code, (RESULTS.success, RESULTS.max_steps)) & np.isfinite(f)
+    ends = (RESULTS.success, RESULTS.max_steps, RESULTS.settled)
+    sound = np.isin(code, ends) & np.isfinite(f)
     rank = np.where(certified, 0, np.where(sound & (gap <= tol), 1, np.where(sound, 2, 3)))
     index = int(np.lexsort((np.where(np.isfinite(f), f, np.inf), rank))[0])
     best: Solution = jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, batch)
     certificate = certify(problem, best.x, best.y, best.multiplier)
     rows = np.asarray(best.history["step"]) >= 0
     history = {name: np.asarray(column)[rows] for name, column in best.history.items()}
-    verdict = RESULTS.success if certificate.eps <= tol else RESULTS.max_steps
+    settled = code[index] == RESULTS.settled
+    otherwise = RESULTS.settled if settled else RESULTS.max_steps
+    verdict = RESULTS.success if certificate.eps <= tol else otherwise
     best = dataclasses.replace(
         best,
         certificate=certificate,

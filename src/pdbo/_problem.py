@@ -121,6 +121,18 @@ def is_number(value: Any) -> bool:
     return np.asarray(value).dtype.kind in "iuf"
 
 
+def whole_number(name: str, value: Any) -> None:
+    """Raise a ProblemError where a value is not a whole number >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
+
+
+def check_problem(problem: Any) -> None:
+    """Raise a ProblemError where a value is not a problem."""
+    if not isinstance(problem, Problem):
+        raise ProblemError(f"problem must be a pdbo.Problem, got {kind(problem)}.")
+
+
 def check_point(
     problem: Problem, x0: PyTree, y0: PyTree, project: bool = True
 ) -> tuple[PyTree, PyTree]:

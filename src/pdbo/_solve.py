@@ -13,7 +13,16 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._certificate import ITERATIONS, MAX_SLACK, measure, measure_double
 from ._errors import RESULTS, ProblemError, SolveError
-from ._problem import Problem, check_functions, check_point, is_number, kind, traced
+from ._problem import (
+    Problem,
+    check_functions,
+    check_point,
+    check_problem,
+    is_number,
+    kind,
+    traced,
+    whole_number,
+)
 from ._progress import Progress
 from ._solution import Solution, State
 from .solvers._auto import AutoPDBO
@@ -77,8 +86,7 @@ def solve(
     precision at the point returned, is within the tolerance.
     """
     _check_numbers(steps, tol, every)
-    if not isinstance(problem, Problem):
-        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
+    check_problem(problem)
     try:
         run = _begin(problem, x0, y0, solver, state, key)
         _check_observe(run, observe)
@@ -92,10 +100,9 @@ def solve(
         if throw:
             raise
         return error.solution
-    budget = STEPS if run.solver.budget is None else run.solver.budget
-    budget = budget if steps is None else int(steps)
-    if run.solver.budget is not None and not traced(run.step):
-        budget = min(budget, run.solver.budget - int(run.step))
+    budget = (STEPS if own is None else own) if steps is None else int(steps)
+    if own is not None and not traced(run.step):
+        budget = min(budget, own - int(run.step))
 
     if traced(problem, run, tol):
         return _solve_traced(problem, run, budget, tol, every, state is None, observe)
@@ -107,8 +114,7 @@ def solve(
 
 def _check_numbers(steps: Any, tol: Any, every: Any) -> None:
     for name, value in (("steps", 1 if steps is None else steps), ("every", every)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
+        whole_number(name, value)
         if value > _MOST:
             raise ProblemError(f"{name} must be at most {_MOST:,}, got {value:,}.")
     if not traced(tol) and not (is_number(tol) and tol >= 0):

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError
-from ._problem import Problem, check_point, is_number
+from ._problem import Problem, check_point, check_problem, is_number
 from ._schedules import Schedule, Steps, number
 
 
@@ -64,8 +64,7 @@ def estimate_constants(
     whole = all(isinstance(v, int | np.integer) for v in (samples, iterations))
     if not whole or samples < 2 or iterations < 1 or not (is_number(radius) and radius > 0):
         raise ProblemError("whole numbers samples >= 2 and iterations >= 1, and radius > 0 needed.")
-    if not isinstance(problem, Problem):
-        raise ProblemError(f"problem must be a pdbo.Problem, got {type(problem).__name__}.")
+    check_problem(problem)
     x, y = check_point(problem, x, y)
     key = jax.random.key(0) if key is None else key
     return Constants(*map(float, _estimate(problem, x, y, radius, samples, iterations, key)))

@@ -11,10 +11,9 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
-from .._problem import Problem
+from .._problem import Problem, whole_number
 from .._sets import Box, Free, NonNegative, Set
 from ._base import Calls
-from ._descent import whole_number
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 Operator = Callable[[PyTree], PyTree]

@@ -9,10 +9,10 @@ from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
 from .._errors import ProblemError
-from .._problem import Problem
+from .._problem import Problem, whole_number
 from .._schedules import number
 from ._base import Calls, Point, Solver
-from ._descent import descend, inner_slope, whole_number
+from ._descent import descend, inner_slope
 
 
 class BOMEState(eqx.Module):

@@ -8,7 +8,6 @@ from jax import lax
 from jaxtyping import PyTree
 
 from .. import _trees as trees
-from .._errors import ProblemError
 from .._problem import Problem
 from .._sets import Set
 
@@ -27,9 +26,3 @@ def descend(
 def inner_slope(problem: Problem, x: PyTree) -> Callable[[PyTree], PyTree]:
     r"""The slope of plain inner descent, $\nabla_y g(x, \cdot)$."""
     return lambda y: jax.grad(problem.inner, 1)(x, y)
-
-
-def whole_number(name: str, value: Any) -> None:
-    """Raise a `ProblemError` where a loop length is not a whole number >= 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")

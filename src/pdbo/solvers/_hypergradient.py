@@ -10,11 +10,11 @@ from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
 from .._errors import ProblemError
-from .._problem import Problem
+from .._problem import Problem, whole_number
 from .._schedules import number
 from .._sets import Product, Set
 from ._base import Calls, Point, Solver
-from ._descent import descend, inner_slope, whole_number
+from ._descent import descend, inner_slope
 
 
 class HypergradientState(eqx.Module):

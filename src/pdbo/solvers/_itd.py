@@ -5,10 +5,9 @@ import jax
 from jaxtyping import Array, PyTree
 
 from .._errors import ProblemError
-from .._problem import Problem
+from .._problem import Problem, whole_number
 from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from ._base import Calls
-from ._descent import whole_number
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 

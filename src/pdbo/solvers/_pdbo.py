@@ -9,11 +9,11 @@ from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
 from .._errors import ProblemError
-from .._problem import Problem
+from .._problem import Problem, whole_number
 from .._schedules import Schedule, constant, number
 from .._theory import Theory
 from ._base import Calls, Point, Solver
-from ._descent import descend, inner_slope, whole_number
+from ._descent import descend, inner_slope
 
 
 class Average(NamedTuple):

@@ -11,11 +11,10 @@ from jaxtyping import Array, PyTree
 from .. import _trees as trees
 from .._certificate import measure
 from .._errors import ProblemError
-from .._problem import Problem
+from .._problem import Problem, whole_number
 from .._schedules import number
 from .._theory import Theory
 from ._base import Calls, Point, Solver
-from ._descent import whole_number
 from ._pdbo import PDBO, PDBOState, Proximal
 
 

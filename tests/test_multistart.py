@@ -1,0 +1,53 @@
+"""Which of many runs is the best one."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cases
+import pdbo
+from pdbo._multistart import _best
+
+R = pdbo.RESULTS
+
+
+def batch(codes, f):
+    """Solutions at the toy's optimum, with other codes and outer values written over theirs."""
+    n = len(codes)
+    one = jnp.ones(n)
+    certificate = pdbo.Certificate(*(0 * one,) * 9)
+    history = {"step": jnp.zeros((n, 1), int)}
+    return pdbo.Solution(
+        one, jnp.ones((n, 2)), 0 * one, jnp.array(f), one, certificate, jnp.array(codes), history,
+        None, jnp.zeros(n, int),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("codes", "f", "index"),
+    [
+        ([R.success, R.settled, R.nonfinite], [3.0, 2.0, 1.0], 0),  # certified first
+        ([R.nonfinite, R.settled, R.diverged], [1.0, 2.0, 0.0], 1),  # at rest is no failure
+        ([R.max_steps, R.settled, R.max_steps], [3.0, 1.0, 2.0], 1),  # then the lowest f
+        ([R.success, R.success, R.settled], [3.0, 2.0, 1.0], 1),
+    ],
+)
+def test_order(codes, f, index):
+    best = _best(cases.toy(), batch(codes, f), 1e-4)
+    assert best.index == index
+    assert np.shape(best.all.f) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (dict(starts=0), "starts must be a whole number >= 1"),
+        (dict(solver=pdbo.PDBO), "did you forget the parentheses"),
+        (dict(problem=None), r"problem must be a pdbo\.Problem, got NoneType"),
+        (dict(), "need one leading axis of the same length"),
+    ],
+)
+def test_bad_input(changes, match):
+    call = dict(problem=cases.toy(), x0s=2.0, y0s=jnp.ones(2)) | changes
+    with pytest.raises(pdbo.ProblemError, match=match):
+        pdbo.multistart(**call)
