@@ -1,0 +1,235 @@
+"""Linear models on large sparse data: a differentiable sparse matrix and logistic regression."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import sparse
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, PyTree
+
+from ._errors import ProblemError
+
+
+class Rows(eqx.Module):
+    """The non-zeros of a matrix row after row: values, columns, rows and where each row starts."""
+
+    values: Array
+    columns: Array
+    rows: Array
+    starts: Array
+
+
+class SparseMatrix(eqx.Module):
+    """A sparse matrix X together with its transpose, for products `X @ w` with dense w.
+
+    The product is linear in w and its transpose is the product with the other half, so
+    derivatives of any order, forward or reverse, cost what the products cost. It works under
+    `jit`, `scan` and `vmap`, which joins the products of a batch of w into one. Derivatives with
+    respect to the matrix itself are not offered.
+
+    Make one with `SparseMatrix.from_scipy`, and hand it to f and g as data of the problem: a
+    matrix that is closed over becomes a constant of the program, slow to compile.
+
+    A CPU multiplies with the compressed rows (the kernel of `jax.experimental.sparse.BCSR`), a
+    GPU with sums over sorted segments.
+    """
+
+    direct: Rows
+    transposed: Rows
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, dtype: Any = None, nnz: int | None = None) -> "SparseMatrix":
+        """The matrix of a SciPy sparse matrix or array.
+
+        Arguments:
+            matrix: in any of SciPy's formats; entries given twice are added up.
+            dtype: float32 or float64; JAX's default float unless given.
+            nnz: room for so many non-zeros, filled up with zeros: matrices of one shape with the
+                same room share a compiled program.
+        """
+        if not hasattr(matrix, "tocsr") or len(matrix.shape) != 2:
+            raise ProblemError(
+                f"matrix must be a two-dimensional SciPy sparse matrix, got {_kind(matrix)}."
+            )
+        dtype = jnp.zeros((), dtype).dtype
+        if not jnp.issubdtype(dtype, jnp.floating) or matrix.dtype.kind not in "biuf":
+            raise ProblemError(
+                f"matrix must be real and dtype floating, got {matrix.dtype} and {dtype}."
+            )
+        if 0 in matrix.shape:
+            raise ProblemError(f"matrix must have rows and columns, got shape {matrix.shape}.")
+        matrix = matrix.tocsr(copy=True)
+        matrix.sum_duplicates()
+        if not np.all(np.isfinite(matrix.data)):
+            raise ProblemError("matrix must have finite entries, but some are not.")
+        room = max(matrix.nnz, 1) if nnz is None else nnz
+        if room < matrix.nnz:
+            raise ProblemError(f"nnz must be at least {matrix.nnz}, got {nnz}.")
+        return cls(_rows(matrix, dtype, room), _rows(matrix.T.tocsr(), dtype, room))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.direct.starts.shape[-1] - 1, self.transposed.starts.shape[-1] - 1
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the entries, which is also that of w."""
+        return self.direct.values.dtype
+
+    @property
+    def T(self) -> "SparseMatrix":
+        """The transpose, at no cost."""
+        return SparseMatrix(self.transposed, self.direct)
+
+    def __matmul__(self, w: Any) -> Array:
+        """The product with a dense vector or matrix of the same dtype."""
+        w = jnp.asarray(w)
+        if w.ndim not in (1, 2) or w.shape[0] != self.shape[1]:
+            raise ProblemError(
+                f"w must be a vector or matrix with {self.shape[1]} rows, got shape {w.shape}."
+            )
+        if w.dtype != self.dtype:
+            raise ProblemError(f"w must be {self.dtype} as the matrix is, got {w.dtype}.")
+        columns = w[:, None] if w.ndim == 1 else w
+        product = _product.bind(*jax.tree.leaves(self), columns)
+        return product[:, 0] if w.ndim == 1 else product
+
+    def todense(self) -> Array:
+        """The same matrix with its zeros."""
+        zeros = jnp.zeros(self.shape, self.dtype)
+        return zeros.at[self.direct.rows, self.direct.columns].add(self.direct.values)
+
+
+def _kind(value: Any) -> str:
+    shape = f" of shape {value.shape}" if hasattr(value, "shape") else ""
+    return type(value).__name__ + shape
+
+
+def _rows(matrix: Any, dtype: Any, room: int) -> Rows:
+    """The arrays of a SciPy CSR matrix, zeros appended to its last row."""
+    more = room - matrix.nnz
+    starts = matrix.indptr.astype(np.int32)
+    starts[-1] = room
+    return Rows(
+        jnp.asarray(np.pad(matrix.data, (0, more)), dtype),
+        jnp.asarray(np.pad(matrix.indices, (0, more)), jnp.int32),
+        jnp.asarray(np.repeat(np.arange(matrix.shape[0]), np.diff(starts)), jnp.int32),
+        jnp.asarray(starts),
+    )
+
+
+# The product as a primitive of JAX: linear in w, its transpose the product with the other half.
+# The operands are the leaves of a SparseMatrix and w.
+
+_product = Primitive("sparse_product")
+
+
+def _matrix(leaves: Any) -> SparseMatrix:
+    return SparseMatrix(Rows(*leaves[:4]), Rows(*leaves[4:]))
+
+
+@_product.def_abstract_eval
+def _(*operands: Any) -> Any:
+    *leaves, w = operands
+    return w.update(shape=(leaves[3].shape[0] - 1, w.shape[1]))
+
+
+def _compressed(*operands: Any) -> Array:
+    """With the compressed rows."""
+    *leaves, w = operands
+    X = _matrix(leaves)
+    form = (X.direct.values, X.direct.columns, X.direct.starts)
+    return sparse.BCSR(form, shape=X.shape, indices_sorted=True, unique_indices=False) @ w
+
+
+def _summed(*operands: Any) -> Array:
+    """With sums over sorted segments."""
+    *leaves, w = operands
+    X = _matrix(leaves)
+    terms = X.direct.values[:, None] * w[X.direct.columns]
+    return jax.ops.segment_sum(terms, X.direct.rows, X.shape[0], indices_are_sorted=True)
+
+
+def _jvp(primals: Any, tangents: Any) -> Any:
+    if not all(isinstance(t, ad.Zero) or t.dtype == jax.dtypes.float0 for t in tangents[:-1]):
+        raise ProblemError(
+            "a SparseMatrix cannot be differentiated with respect to its entries, only the "
+            "product with respect to w."
+        )
+    return _product.bind(*primals), _product.bind(*primals[:-1], tangents[-1])
+
+
+def _transpose(cotangent: Any, *operands: Any) -> Any:
+    leaves = operands[:-1]
+    none = [None] * len(leaves)
+    if isinstance(cotangent, ad.Zero):
+        return [*none, cotangent]
+    return [*none, _product.bind(*leaves[4:], *leaves[:4], cotangent)]
+
+
+def _batch(operands: Any, axes: Any) -> Any:
+    *leaves, w = operands
+    mapped = [axis is not None for axis in axes]
+    if not any(mapped[:-1]):
+        w = jnp.moveaxis(w, axes[-1], 2)
+        product = _product.bind(*leaves, w.reshape(w.shape[0], -1))
+        return product.reshape(-1, *w.shape[1:]), 2
+    front = [jnp.moveaxis(o, a, 0) for o, a in zip(operands, axes, strict=True) if a is not None]
+
+    def one(parts: Any) -> Array:
+        parts = iter(parts)
+        return _product.bind(
+            *(next(parts) if m else o for o, m in zip(operands, mapped, strict=True))
+        )
+
+    return lax.map(one, front), 0
+
+
+_product.def_impl(jax.jit(_product.bind))
+ad.primitive_jvps[_product] = _jvp
+ad.primitive_transposes[_product] = _transpose
+batching.primitive_batchers[_product] = _batch
+mlir.register_lowering(_product, mlir.lower_fun(_summed, multiple_results=False))
+mlir.register_lowering(
+    _product, mlir.lower_fun(_compressed, multiple_results=False), platform="cpu"
+)
+
+
+def scores(w: PyTree, X: Any) -> Array:
+    """One score for each row of X and each class: `X @ w["weights"] + w["offsets"]`."""
+    return X @ w["weights"] + w["offsets"]
+
+
+def cross_entropy(w: PyTree, X: Any, labels: Array, sample_weight: Array | None = None) -> Array:
+    """The mean cross-entropy of the softmax of the scores, its value and gradient sharing `X @ w`.
+
+    Arguments:
+        w: `{"weights": (features, classes), "offsets": (classes,)}`.
+        X: a `SparseMatrix` or a dense matrix.
+        labels: the class of each row, from 0 on.
+        sample_weight: a weight for each row; the mean is the weighted one.
+    """
+    rows = scores(w, X)
+    right = labels[:, None] == jnp.arange(rows.shape[1], dtype=labels.dtype)
+    # a masked sum instead of a look-up, whose derivative would be a scatter
+    losses = jax.nn.logsumexp(rows, axis=1) - jnp.sum(jnp.where(right, rows, 0), axis=1)
+    if sample_weight is None:
+        return jnp.mean(losses)
+    return jnp.sum(sample_weight * losses) / jnp.sum(sample_weight)
+
+
+def penalty(x: Array, w: PyTree) -> Array:
+    r"""$\tfrac12$ mean$(e^x w^2)$ over the weights, x of any shape that broadcasts to theirs."""
+    return 0.5 * jnp.mean(jnp.exp(x) * w["weights"] ** 2)
+
+
+def accuracy(w: PyTree, X: Any, labels: Array) -> Array:
+    """The share of the rows whose highest score is that of their label."""
+    right = jnp.argmax(scores(w, X), axis=1) == labels
+    return jnp.mean(right.astype(w["weights"].dtype))

@@ -1,0 +1,194 @@
+"""SparseMatrix against the dense matrix, under every transformation."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from jax import lax
+
+import pdbo
+from pdbo import linear
+from pdbo.linear import SparseMatrix, cross_entropy
+
+ROWS, COLUMNS, CLASSES = 30, 50, 4
+
+
+def entries(seed=0):
+    """Some rows and columns empty, one entry stored twice, one explicit zero."""
+    matrix = sp.random(ROWS, COLUMNS, 0.1, random_state=seed, format="coo")
+    keep = (matrix.row != 3) & (matrix.col != 7)
+    row = np.concatenate([matrix.row[keep], [5, 5, 29]])
+    col = np.concatenate([matrix.col[keep], [6, 6, 49]])
+    data = np.concatenate([matrix.data[keep], [0.5, 0.25, 0.0]])
+    return sp.coo_matrix((data, (row, col)), matrix.shape)
+
+
+SCIPY = entries()
+DENSE = jnp.asarray(SCIPY.toarray())
+X = SparseMatrix.from_scipy(SCIPY)
+LABELS = jnp.arange(ROWS) % CLASSES
+W = {
+    "weights": jax.random.normal(jax.random.key(0), (COLUMNS, CLASSES)),
+    "offsets": jnp.linspace(-1, 1, CLASSES),
+}
+
+
+def near(a, b, tol=1e-13):
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, atol=tol, rtol=tol), a, b)
+
+
+def loss(w, X):
+    return cross_entropy(w, X, LABELS)
+
+
+def hvp(w, X):
+    return jax.jvp(lambda w: jax.grad(loss)(w, X), (w,), (w,))[1]
+
+
+def third(w, X):
+    return jax.grad(lambda w: sum(jnp.sum(a**3) for a in jax.tree.leaves(hvp(w, X))))(w)
+
+
+LAWS = {
+    "product": lambda w, X: X @ w["weights"],
+    "vector": lambda w, X: X @ w["weights"][:, 0],
+    "grad": jax.grad(loss),
+    "value_and_grad": jax.value_and_grad(loss),
+    "jvp": lambda w, X: jax.jvp(lambda w: loss(w, X), (w,), (w,)),
+    "hvp": hvp,
+    "reverse_over_reverse": lambda w, X: jax.vjp(lambda w: jax.grad(loss)(w, X), w)[1](w)[0],
+    "hessian": lambda w, X: jax.hessian(lambda v: loss(w | {"offsets": v}, X))(w["offsets"]),
+    "third": third,
+    "scan": lambda w, X: lax.scan(lambda v, _: (v - X.T @ (X @ v), X @ v), w["weights"], length=3),
+    "grad_of_scan": jax.grad(
+        lambda w, X: jnp.sum(
+            lax.fori_loop(0, 3, lambda _, v: v - jnp.tanh(X.T @ (X @ v)), w["weights"]) ** 2
+        )
+    ),
+    "vmap": lambda w, X: jax.vmap(lambda s: jax.grad(loss)(jax.tree.map(lambda a: s * a, w), X))(
+        jnp.array([1.0, 2.0, 3.0])
+    ),
+    "vmap_of_vmap": lambda w, X: jax.vmap(jax.vmap(lambda a, b: X @ (a * b * w["weights"])))(
+        *jnp.meshgrid(jnp.arange(1.0, 3), jnp.arange(1.0, 4))
+    ),
+    "jacobian": lambda w, X: jax.jacfwd(lambda v: X @ v)(w["weights"][:, 0]),
+    "remat": lambda w, X: jax.grad(jax.checkpoint(loss))(w, X),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_agrees_with_the_dense_matrix(law):
+    call = jax.jit(LAWS[law])
+    near(call(W, X), call(W, DENSE))
+
+
+def test_transpose_is_the_other_half():
+    near(X.T @ DENSE, DENSE.T @ DENSE)
+    near(X.T.T.todense(), DENSE)
+
+
+def test_a_batch_of_matrices():
+    other = entries(1)
+    room = max(SCIPY.nnz, other.nnz)
+    pair = [SparseMatrix.from_scipy(m, nnz=room) for m in (SCIPY, other)]
+    both = jax.tree.map(lambda *a: jnp.stack(a), *pair)
+    dense = jnp.stack([p.todense() for p in pair])
+    starts = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), W)
+    for axes, w in ((0, starts), (None, W)):
+        many = jax.jit(jax.vmap(hvp, (axes, 0)))
+        near(many(w, both), many(w, dense))
+
+
+def test_the_sums_of_an_accelerator_agree():
+    leaves = jax.tree.leaves(X)
+    near(linear._summed(*leaves, W["weights"]), DENSE @ W["weights"])
+
+
+def test_gradient_agrees_with_scipy_by_hand():
+    weights, labels = np.asarray(W["weights"]), np.asarray(LABELS)
+    scores = SCIPY @ weights + np.asarray(W["offsets"])
+    residual = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    residual[np.arange(ROWS), labels] -= 1
+    near(jax.grad(loss)(W, X)["weights"], SCIPY.T @ residual / ROWS)
+
+
+def test_sample_weights_count_rows():
+    """A weight of two is the row given twice."""
+    twice = jnp.concatenate([DENSE, DENSE[:10]])
+    labels = jnp.concatenate([LABELS, LABELS[:10]])
+    weight = jnp.where(jnp.arange(ROWS) < 10, 2.0, 1.0)
+    near(cross_entropy(W, X, LABELS, weight), cross_entropy(W, twice, labels))
+
+
+def test_room_for_more_does_not_recompile():
+    traced = []
+    product = jax.jit(lambda X, w: traced.append(1) or X @ w)
+    for seed in range(3):
+        matrix = entries(seed)
+        padded = SparseMatrix.from_scipy(matrix, nnz=400)
+        near(product(padded, W["weights"]), matrix.toarray() @ W["weights"])
+    assert len(traced) == 1
+
+
+def test_a_matrix_of_zeros():
+    near(SparseMatrix.from_scipy(sp.csr_array((3, 5))) @ jnp.ones(5), jnp.zeros(3))
+
+
+def test_float32_by_default(x32):
+    single = SparseMatrix.from_scipy(SCIPY)
+    assert single.dtype == jnp.float32
+    w = jnp.ones((COLUMNS, 2))
+    np.testing.assert_allclose(single @ w, SCIPY @ np.ones((COLUMNS, 2)), rtol=1e-5)
+
+
+def test_data_of_a_problem_is_never_a_constant():
+    """Twenty thousand non-zeros do not show in the program, and PDBO runs on them."""
+    matrix = sp.random(200, 1000, 0.1, random_state=0)
+    labels = jnp.arange(200) % 3
+    problem = pdbo.Problem(
+        lambda x, w, X: cross_entropy(w, X, labels),
+        lambda x, w, X: cross_entropy(w, X, labels) + linear.penalty(x, w),
+        data=SparseMatrix.from_scipy(matrix),
+    )
+    w = {"weights": jnp.zeros((1000, 3)), "offsets": jnp.zeros(3)}
+    solver = pdbo.PDBO(smoothing=1e-8)
+    state = solver.init(problem, jnp.zeros((1000, 1)), w, jax.random.key(0))
+    program = eqx.filter_jit(solver.step).lower(problem, state).as_text()
+    assert len(program) < 100_000
+    assert problem.astype(jnp.float32).data.dtype == jnp.float32
+
+
+def test_sparse_products_of_one_iteration():
+    """Two for every gradient of w, one for the value at the inner estimate: 2(N + 2) + 1."""
+    problem = pdbo.Problem(
+        lambda x, w, X: cross_entropy(w, X, LABELS),
+        lambda x, w, X: cross_entropy(w, X, LABELS) + linear.penalty(x, w),
+        data=X,
+    )
+    solver = pdbo.PDBO(inner_steps=1)
+    state = solver.init(problem, jnp.zeros((COLUMNS, 1)), W, jax.random.key(0))
+    text = str(jax.make_jaxpr(lambda s: solver.step(problem, s))(state))
+    assert text.count("sparse_product") == 7
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SparseMatrix.from_scipy(np.ones((2, 3))), "SciPy sparse matrix, got ndarray"),
+        (lambda: SparseMatrix.from_scipy(sp.coo_array(np.ones(3))), "two-dimensional"),
+        (lambda: SparseMatrix.from_scipy(SCIPY.astype(complex)), "must be real"),
+        (lambda: SparseMatrix.from_scipy(SCIPY, int), "dtype floating"),
+        (lambda: SparseMatrix.from_scipy(sp.csr_array((0, 3))), "must have rows"),
+        (lambda: SparseMatrix.from_scipy(sp.csr_array([[np.inf, 1.0]])), "finite entries"),
+        (lambda: SparseMatrix.from_scipy(SCIPY, nnz=3), "nnz must be at least"),
+        (lambda: X @ jnp.ones(3), "with 50 rows, got shape"),
+        (lambda: X @ jnp.ones(50, jnp.float32), "w must be float64"),
+        (lambda: jax.grad(lambda X: jnp.sum(X @ W["weights"]), allow_int=True)(X), "entries"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, message):
+    with pytest.raises(pdbo.ProblemError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
