@@ -234,6 +234,32 @@ def test_a_failed_experiment_does_not_stop_the_others(monkeypatch, capsys, tmp_p
     assert (out / "index.html").exists()
 
 
+def test_data_is_handed_to_those_who_declare_it_and_downloads_run_by_name_only(
+    monkeypatch, capsys, tmp_path
+):
+    from types import SimpleNamespace
+
+    from pdbo.experiments import EXPERIMENTS, Experiment, Unavailable, _runner
+
+    def reads(seed, quick, track, data):
+        raise Unavailable(f"there is no corpus in {data.name}; fetch one.")
+
+    entry = Experiment("reads", (1, 1), data="a corpus", download=True)
+    monkeypatch.setitem(EXPERIMENTS, "reads", entry)
+    monkeypatch.setattr(_runner, "load", lambda name: SimpleNamespace(run=reads))
+    assert "reads" not in _cli._experiments([])
+    corpus = tmp_path / "corpus"
+    command = ["reproduce", "reads", "--out", str(tmp_path / "out"), "--data", str(corpus)]
+    assert _cli.run(command) == 2
+    assert "--data must be a folder" in capsys.readouterr().err
+    corpus.mkdir()
+    assert _cli.run(command) == 1
+    error = capsys.readouterr().err
+    assert "pdbo: reads was not run: there is no corpus in corpus; fetch one.\n" in error
+    assert _cli.run(["list"]) == 0
+    assert "reads (a corpus, downloaded)" in capsys.readouterr().out
+
+
 def test_the_console_script_is_this_command():
     text = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert 'pdbo = "pdbo._cli:main"' in text

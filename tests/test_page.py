@@ -143,6 +143,41 @@ def test_figures_show_dollars_as_dollars_and_zero_on_a_floor():
     np.testing.assert_array_equal(_style.on_log(curve.y), [1.0, _style.FLOOR, np.nan])
 
 
+@pytest.fixture(scope="module")
+def kinds():
+    """A figure of every kind of curve: bars over categories with whiskers, steps, bands."""
+    heights = np.array([3.0, 1.0, 2.0])
+    grouped = [_views.bars(m, heights, 0.1 * heights) for m in ("PDBO", "F2SA")]
+    steps = _views.Curve("MEHA", np.array([1.0, 2.0, 8.0]), np.array([0.2, 0.5, 1.0]), kind="steps")
+    band = _views.Curve("BOME", np.arange(3), heights, spread=np.array([0.5, 2.0, 0.5]))
+    return _views.Figure(
+        "kinds", "Every kind.",
+        [
+            _views.Panel("bars", "problem", "share", grouped, categories=["one", "two", "<b>"]),
+            _views.Panel("steps", "ratio", "share", [steps], x_log=True),
+            _views.Panel("band", "seconds", "loss", [band], y_log=True),
+        ],
+        columns=1,
+    )  # fmt: skip
+
+
+def test_figures_hold_bars_steps_and_bands(kinds):
+    svg = _draw.draw(kinds)["svg"].decode()
+    assert all(name in svg for name in ("one", "two", "&lt;b&gt;"))
+    for color in ("#0072b2", "#332288"):  # three bars each
+        assert len(re.findall(rf'<path d="[^"]+"[^>]*fill: {color}', svg)) == 3
+    low, high = _style.reach(kinds.panels[2].curves[0], log=True)
+    np.testing.assert_allclose(low, [2.5, 1.0, 1.5])  # 1 - 2 < 0 cannot be drawn
+    np.testing.assert_allclose(high, [3.5, 3.0, 2.5])
+
+
+def test_a_cell_is_a_mean_with_its_error():
+    assert str(_views.mean_and_error([1.0, 2.0, 3.0])) == "2.00 ± 0.58"
+    assert str(_views.mean_and_error([1.0], 1)) == "1.0"
+    table = _views.Table("", ("a",), [[_views.Spread(79.263, 0.124)]])
+    assert "<td>79.26 ± 0.12</td>" in _page._table(table)
+
+
 # ---- a real browser ------------------------------------------------------------------------------
 
 
@@ -374,6 +409,42 @@ def test_browser_dark_and_light_differ(page):
     assert colour("light") == "rgb(255, 255, 255)"
     assert colour("dark") == "rgb(21, 23, 26)"
     colour("light")
+
+
+def test_browser_draws_bars_steps_and_bands(browser, kinds, tmp_path):
+    about = {"versions": {}, "device": "", "platform": "", "x64": True}
+    record = _record.Record("solve", 0, False, {"problem": "kinds"}, {}, {}, (), about)
+    path = tmp_path / "index.html"
+    path.write_text(_page.page([_page.Section(record, "", [kinds], [], None)], ()))
+    browser.resize(1280, 900)
+    browser.open(path)
+    found = browser(
+        "const [bars, steps, band] = document.querySelectorAll('.panel'); "
+        "return [bars.querySelectorAll('.bar').length, bars.querySelectorAll('.whisker').length, "
+        "bars.innerText.includes('<b>'), steps.querySelector('.curve').getAttribute('d'), "
+        "band.querySelectorAll('.band').length, "
+        "[...bars.querySelectorAll('.bar')].map(b => Number(b.getAttribute('height')))]"
+    )
+    assert found[:3] == [6, 6, True]
+    assert found[3].count("L") == 4  # two steps of two lines
+    assert found[4] == 1
+    np.testing.assert_allclose(np.array(found[5]) / found[5][0], [1, 1 / 3, 2 / 3] * 2, rtol=1e-3)
+    place = browser(
+        "const b = document.querySelector('.bar').getBoundingClientRect(); "
+        "return [b.left + b.width / 2, b.top + b.height / 2].map(Math.round)"
+    )
+    browser.pointer({"type": "pointerMove", "duration": 50, "x": place[0], "y": place[1]})
+    tip = browser("return document.querySelector('.tip').innerText")
+    assert tip.split() == ["one", "PDBO", "3", "±", "0.3", "F2SA", "3", "±", "0.3"]
+    browser("document.querySelector('.legend button').click()")
+    assert browser("return document.querySelectorAll('.bar').length") == 3
+    wide = browser("return document.querySelector('.plot').viewBox.baseVal.width")
+    browser.resize(360, 800)
+    assert (wide, browser("return document.querySelector('.plot').viewBox.baseVal.width")) == (
+        720,
+        360,
+    )
+    assert browser.log() == []
 
 
 def test_browser_hostile_names_do_nothing(browser, hostile):

@@ -129,12 +129,18 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller runs, under a minute.")] = False,
     seed: Seed = 0,
     out: Out = pathlib.Path("results"),
+    data: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="A folder of data sets, for those that read any.", metavar="DIR"),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Carry on in a folder; what is finished is kept.")
     ] = False,
 ) -> int:
     """Reproduce the paper: run experiments, draw the figures, write the page."""
     wanted = _experiments(names or [])
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data must be a folder, got {data}.")
     _check_folder(out, resume, "carry on there with --resume", wanted)
     _need("matplotlib", *sorted({m for n in wanted for m in EXPERIMENTS[n].needs}))
     from .experiments._runner import finished, reproduce
@@ -148,7 +154,7 @@ def reproduce(
                 "options, or choose another folder."
             )
     try:
-        failures = reproduce(wanted, seed, quick, out, bool(os.environ.get("PDBO_DEBUG")))
+        failures = reproduce(wanted, seed, quick, out, data, bool(os.environ.get("PDBO_DEBUG")))
     except KeyboardInterrupt:
         options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
         again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
@@ -167,7 +173,8 @@ def list_() -> None:
 
     typer.secho("experiments", bold=True)
     for name, experiment in EXPERIMENTS.items():
-        note = " (needs a download)" if experiment.download else ""
+        data = f"{experiment.data}, downloaded" if experiment.download else experiment.data
+        note = f" ({data})" if data else ""
         typer.echo(f"  {name:<12}{experiment.text}{note}")
     solvers = [n for n in _NAMES["solvers"].split() if n not in _NOT_SOLVERS]
     for title, found in (("problems", PROBLEMS), ("solvers", sorted(solvers))):

@@ -1,7 +1,27 @@
-"""The paper's experiments: names as plain data here, one module each, imported when it is run.
+"""The experiments: names as plain data here, one module each, imported when it is run.
 
-A module offers `run(seed, quick, track)`, which returns the `Results` to be recorded, and functions
-of the record alone: `claims`, `figures`, and where there is something to show `tables` and `scene`.
+An experiment is one file `NAME.py` in this folder and one line in `EXPERIMENTS` below. The module
+imports JAX inside its functions only, so that pages are rebuilt without it, and offers
+
+- `run(seed, quick, track) -> Results`, called in double precision: `for part in track(names)` moves
+  the progress bar, and the result holds the settings, plain arrays, oracle calls by method (`f`,
+  `g`, `products`) and whatever differs from run to run (`seconds` by method, `measured`), which is
+  kept apart from the rest: with the same seed the rest is the same byte for byte;
+- `claims(record) -> list[Claim]`: a sentence, the number that tests it, and what it has to be. A
+  claim must be able to fail;
+- `figures(record) -> list[Figure]`: panels of lines with bands, steps (`Curve(kind="steps")`) and
+  bars (`bars(label, heights, spread)` over `Panel(categories=...)`), drawn on paper and on the page
+  from the same description; their names must be unique among all experiments;
+- optionally `tables(record) -> list[Table]`, cells being text, numbers or `Spread`
+  (`mean_and_error(values)`), and `scene(record) -> Scene`, a landscape with paths.
+
+All but `run` are functions of the record alone: no clock, no files, no JAX. Labels that begin with
+the name of a method have its colour throughout. Errors that the user can put right, such as data
+that is not to be had, raise `Unavailable` with one sentence that says what to do.
+
+An experiment that needs data says in `Experiment.data` which; its `run` takes a further argument
+`data`, the folder given with `--data` or None. Where it cannot do without a download, `download` is
+set too, and it is run only by name.
 """
 
 import importlib
@@ -16,13 +36,19 @@ class Experiment(NamedTuple):
         text: one line for the list and the page.
         seconds: about how long it takes on two cores, in full and quick.
         needs: modules it needs beside the package's own and matplotlib.
-        download: whether it needs data from the network; such are run only by name.
+        data: what data it reads, in a few words; empty where it needs none.
+        download: whether it needs the network for them; such are run only by name.
     """
 
     text: str
     seconds: tuple[float, float]
     needs: tuple[str, ...] = ()
+    data: str = ""
     download: bool = False
+
+
+class Unavailable(Exception):
+    """An experiment cannot be run as things are; the message is one sentence on what to do."""
 
 
 EXPERIMENTS = {

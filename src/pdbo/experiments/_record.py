@@ -59,12 +59,17 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What an experiment returns: its settings, arrays, oracle calls and seconds by method."""
+    """What an experiment returns: its settings, arrays, oracle calls and seconds by method.
+
+    `measured` holds whatever else differs from run to run, such as peak memory; both are kept with
+    the times, apart from the record that a seed repeats.
+    """
 
     settings: dict[str, Any]
     arrays: dict[str, np.ndarray]
     calls: dict[str, dict[str, int]]
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,9 @@ import shutil
 import time
 import traceback
 from types import ModuleType
+from typing import Any
 
-from . import EXPERIMENTS, load
+from . import EXPERIMENTS, Unavailable, load
 from ._progress import Progress, Track
 from ._record import ARRAYS, RECORD, TIMES, Record, RecordError, provenance, read, write
 
@@ -29,7 +30,12 @@ def clear_leftovers(out: pathlib.Path, names: list[str]) -> None:
 
 
 def reproduce(
-    names: list[str], seed: int, quick: bool, out: pathlib.Path, debug: bool = False
+    names: list[str],
+    seed: int,
+    quick: bool,
+    out: pathlib.Path,
+    data: pathlib.Path | None = None,
+    debug: bool = False,
 ) -> list[str]:
     """Run what is not there yet; returns the sentences of the runs that failed."""
     clear_leftovers(out, names)
@@ -42,8 +48,13 @@ def reproduce(
             track = progress.start(name)
             start = time.perf_counter()
             try:
-                record = run(load(name), name, seed, quick, track)
+                options = {"data": data} if EXPERIMENTS[name].data else {}
+                record = run(load(name), name, seed, quick, track, **options)
                 write(out, record)
+            except Unavailable as error:
+                failures.append(f"{name} was not run: {error}")
+                progress.finish(name, "not run")
+                continue
             except Exception as error:
                 if debug:
                     traceback.print_exc()
@@ -57,17 +68,23 @@ def reproduce(
     return failures
 
 
-def run(module: ModuleType, name: str, seed: int, quick: bool, track: Track) -> Record:
+def run(
+    module: ModuleType, name: str, seed: int, quick: bool, track: Track, **options: Any
+) -> Record:
     """One experiment in double precision, as a record."""
     import jax
 
     start = time.perf_counter()
     with jax.enable_x64(True):
-        results = module.run(seed, quick, track)
+        results = module.run(seed, quick, track, **options)
         about = provenance()
     record = Record(
         name, seed, quick, results.settings, results.arrays, results.calls, (), about,
-        {"wall": time.perf_counter() - start, "seconds": results.seconds},
+        {
+            "wall": time.perf_counter() - start,
+            "seconds": results.seconds,
+            "measured": results.measured,
+        },
     )  # fmt: skip
     return with_claims(record, module)
 

@@ -2,24 +2,40 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A labelled line; the label of a method decides its colour. `points` draws markers too."""
+    """Labelled data; a label that begins with the name of a method has the method's colour.
+
+    Attributes:
+        label: what the legend calls it.
+        x, y: the data; what is not finite is left out.
+        points: whether markers are drawn too.
+        spread: how far the data reaches to either side of y: a band, or the whiskers of bars.
+        kind: a "line", "steps" that keep their height up to the next x, as a performance profile
+            has them, or "bars".
+    """
 
     label: str
     x: np.ndarray
     y: np.ndarray
     points: bool = False
+    spread: np.ndarray | None = None
+    kind: Literal["line", "steps", "bars"] = "line"
+
+
+def bars(label: str, y: Any, spread: Any = None) -> Curve:
+    """One bar for each of a panel's categories; several such stand side by side."""
+    return Curve(label, np.arange(len(y)), np.asarray(y), False, spread, "bars")
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Axes with curves."""
+    """Axes with curves; where categories are named they stand at x = 0, 1, 2, ..."""
 
     title: str
     x: str
@@ -27,6 +43,7 @@ class Panel:
     curves: Sequence[Curve]
     x_log: bool = False
     y_log: bool = False
+    categories: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +56,28 @@ class Figure:
     columns: int = 3
 
 
+class Spread(NamedTuple):
+    """A cell of a table: a mean, how far it may be off, and the decimals shown."""
+
+    mean: float
+    spread: float
+    decimals: int = 2
+
+    def __str__(self) -> str:
+        spread = f" ± {self.spread:.{self.decimals}f}" if np.isfinite(self.spread) else ""
+        return f"{self.mean:.{self.decimals}f}{spread}"
+
+
+def mean_and_error(values: Any, decimals: int = 2) -> Spread:
+    """The mean over runs and its standard error, which one run alone does not have."""
+    values = np.asarray(values, float)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return Spread(float(values.mean()), float(error), decimals)
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of text and numbers under a header."""
+    """Rows under a header; a cell is text, a number or a `Spread`."""
 
     caption: str
     header: Sequence[str]

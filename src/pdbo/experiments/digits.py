@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ._record import Claim, Record, Results
-from ._views import Curve, Figure, Panel, Table
+from ._views import Curve, Figure, Panel, Table, mean_and_error
 
 METHODS = ("PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")
 PLAIN = "one tuned l2"
@@ -245,13 +245,8 @@ def claims(record: Record) -> list[Claim]:
 
 def tables(record: Record) -> list[Table]:
     """Three columns of test accuracy, mean and standard error over the splits."""
-
-    def cell(values: np.ndarray) -> str:
-        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-        return f"{100 * values.mean():.2f} ± {100 * error:.2f}"
-
     rows = [
-        [m, *(cell(record[f"{m}.{k}"]) for k in ("own", "refit", "refit.both"))]
+        [m, *(mean_and_error(100 * record[f"{m}.{k}"]) for k in ("own", "refit", "refit.both"))]
         for m in (*METHODS, PLAIN)
     ]
     caption = (

@@ -16,7 +16,7 @@ import numpy as np
 from .. import __version__
 from ..experiments._record import Claim, Record
 from ..experiments._views import Curve, Figure, Panel, Scene, Table
-from ._style import Style, on_log, styles
+from ._style import Style, on_log, reach, styles
 
 _HERE = pathlib.Path(__file__).parent
 TITLE = "A primal-dual approach to bilevel optimization with multiple inner minima, reproduced"
@@ -101,19 +101,25 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
     def curve(c: Curve, panel: Panel) -> dict[str, Any]:
         whole = np.array_equal(c.x, np.arange(len(c.x)))
-        return {
+        spread = {}
+        if c.spread is not None:
+            spread = dict(zip(("low", "high"), map(_numbers, reach(c, panel.y_log)), strict=True))
+        return spread | {
             "label": labels.index(c.label),
             "x": None if whole else _numbers(c.x),
             "y": _numbers(on_log(c.y) if panel.y_log else c.y),
             "points": c.points,
+            "kind": c.kind,
         }
 
     return {
         "labels": labels,
+        "columns": figure.columns,
         "styles": [_style(s) for s in looks.values()],
         "panels": [
             {
                 "title": p.title, "x": p.x, "y": p.y, "xLog": p.x_log, "yLog": p.y_log,
+                "categories": list(p.categories),
                 "curves": [curve(c, p) for c in p.curves],
             }
             for p in figure.panels

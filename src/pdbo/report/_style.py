@@ -1,9 +1,11 @@
-"""One colour and dash per method, on paper and on the page; colours by Okabe and Ito."""
+"""One colour and dash per method, on paper and on the page, for the colour-blind too."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from ..experiments._views import Curve
 
 FLOOR = 1e-12
 """What lies below is drawn here on a logarithmic axis."""
@@ -19,8 +21,9 @@ class Style(NamedTuple):
 
 COLORS = (
     "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#222222", "#888888",
+    "#882255", "#999933", "#332288", "#44AA99", "#AA7744", "#661100",
 )  # fmt: skip
-"""By slot; the last two are those of lines that belong to no method."""
+"""By slot: eight by Okabe and Ito, of which black and grey belong to no method, six by Tol."""
 
 _METHODS = {
     "PDBO": Style(0, (), 2.0),
@@ -30,19 +33,38 @@ _METHODS = {
     "ITD-R": Style(4, (1.5, 1.5), 2.0),
     "AutoPDBO": Style(5, (), 2.0),
     "fit": Style(7, (1.5, 2), 1.5),
+    "AID-CG": Style(8, (4, 1.5), 2.0),
+    "BOME": Style(9, (), 2.0),
+    "F2SA": Style(10, (6, 2), 2.0),
+    "VPBGD": Style(11, (7, 2, 1.5, 2), 2.0),
+    "BVFIM": Style(12, (1.5, 1.5), 2.0),
+    "MEHA": Style(13, (4, 1.5, 1.5, 1.5), 2.0),
 }
 _OTHER = Style(6, (5, 3), 1.5)
 _AGAIN = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2))
 
 
+_CLASSES = {  # the same methods by the names of their classes
+    "ProximalPDBO": "Proximal-PDBO",
+    "BigSAM": "BigSAM+ITD",
+    "AIDFixedPoint": "AID-FP",
+    "AIDConjugateGradient": "AID-CG",
+    "ITD": "ITD-R",
+}
+
+
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """The style of every label of a figure; labels that begin with a method's name are its own."""
+    """The style of every label of a figure; labels that begin with a method's name are its own.
+
+    A method goes by its name in the paper or by that of its class.
+    """
     found: dict[str, Style] = {}
     for label in labels:
         if label in found:
             continue
-        names = [m for m in _METHODS if label.startswith(m)]
-        style = _METHODS[max(names, key=len)] if names else _OTHER
+        names = [m for m in (*_METHODS, *_CLASSES) if label.startswith(m)]
+        name = max(names, key=len, default="")
+        style = _METHODS.get(_CLASSES.get(name, name), _OTHER)
         same = sum(s.slot == style.slot for s in found.values())
         found[label] = style if not same else style._replace(dash=_AGAIN[same % len(_AGAIN)])
     return found
@@ -51,3 +73,15 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
 def on_log(values: np.ndarray) -> np.ndarray:
     """Values as a logarithmic axis can show them: what is too small lies on the floor."""
     return np.where(values < FLOOR, np.where(values >= 0, FLOOR, np.nan), values)
+
+
+def reach(curve: Curve, log: bool) -> tuple[np.ndarray, np.ndarray]:
+    """How far a curve with a spread reaches down and up; on a logarithmic axis down to its least
+    value at most, since a mean less its spread may be negative.
+    """
+    assert curve.spread is not None
+    low, high = curve.y - curve.spread, curve.y + curve.spread
+    if log:
+        floor = np.min(curve.y, where=curve.y > 0, initial=np.inf)
+        low = np.maximum(low, floor if np.isfinite(floor) else FLOOR)
+    return low, high

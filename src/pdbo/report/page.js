@@ -1,6 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
+const roomy = matchMedia("(min-width: 48rem)");
 let unique = 0;
 
 function make(tag, attributes = {}, ...children) {
@@ -69,20 +70,25 @@ function extent(values, log) {
 
 // ---- curves ---------------------------------------------------------------------------------
 
-const WIDTH = 360, HEIGHT = 250, LEFT = 60, RIGHT = 18, TOP = 8, BOTTOM = 36;
+const LEFT = 60, RIGHT = 18, TOP = 8;
+const LETTER = 5.6; // the width of one, about
 const MANY = 500; // points; a line of as many is drawn thin
 
 class Chart {
   constructor(figure, panel, shown) {
     Object.assign(this, { figure, panel, shown });
     for (const c of panel.curves) if (c.x === null) c.x = c.y.map((_, k) => k);
+    const every = (key) => panel.curves.flatMap((c) => c[key]);
+    const heights = panel.curves.flatMap((c) => [...c.y, ...(c.low || []), ...(c.high || [])]);
+    if (!panel.yLog && panel.curves.some((c) => c.kind === "bars")) heights.push(0);
+    const ends = every("x").reduce(([a, b], v) => (v === null ? [a, b] : [Math.min(a, v), Math.max(b, v)]), [Infinity, -Infinity]);
     this.full = {
-      x: panel.xLog ? extent(panel.curves.flatMap((c) => c.x), true)
-                    : [Math.min(...panel.curves.map((c) => c.x[0])), Math.max(...panel.curves.map((c) => c.x.at(-1)))],
-      y: extent(panel.curves.flatMap((c) => c.y), panel.yLog),
+      x: panel.categories.length ? [-0.6, panel.categories.length - 0.4]
+        : panel.xLog ? extent(every("x"), true) : ends[0] <= ends[1] ? ends : [0, 1],
+      y: extent(heights, panel.yLog),
     };
     this.view = this.full;
-    this.svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", role: "img", "aria-label": panel.title });
+    this.svg = make("svg", { class: "plot", role: "img", "aria-label": panel.title });
     this.tip = make("div", { class: "tip", hidden: "" });
     this.reset = make("button", { class: "reset", type: "button", hidden: "" }, "reset zoom");
     this.reset.addEventListener("click", () => this.zoom(this.full));
@@ -101,8 +107,26 @@ class Chart {
     this.draw();
   }
 
+  // a figure of one column is drawn wide where there is room; long names of categories are slanted
+  measure() {
+    const { categories } = this.panel, longest = Math.max(0, ...categories.map((c) => c.length));
+    this.width = this.figure.columns === 1 && roomy.matches ? 720 : 360;
+    const room = (this.width - LEFT - RIGHT) / Math.max(1, categories.length);
+    this.slanted = longest * LETTER > room;
+    this.bottom = 36 + (this.slanted ? Math.min(90, 0.75 * LETTER * longest) : 0);
+    this.height = 214 + this.bottom;
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+  }
+
+  marks() {
+    if (!this.panel.categories.length) return this.x.ticks(5).map((t) => [t, tickText(t, this.panel.xLog)]);
+    return this.panel.categories.map((c, k) => [k, c]).filter(([k]) => this.view.x[0] <= k && k <= this.view.x[1]);
+  }
+
   draw() {
     const { panel, view } = this;
+    this.measure();
+    const WIDTH = this.width, HEIGHT = this.height, BOTTOM = this.bottom;
     this.x = new Scale(...view.x, LEFT, WIDTH - RIGHT, panel.xLog);
     this.y = new Scale(...view.y, HEIGHT - BOTTOM, TOP, panel.yLog);
     const clip = `clip${unique++}`;
@@ -110,10 +134,11 @@ class Chart {
       make("clipPath", { id: clip }, make("rect", { x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM })),
       make("rect", { class: "frame", x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM }),
     ];
-    for (const t of this.x.ticks(5)) {
-      const at = this.x.at(t);
-      parts.push(make("line", { class: "grid", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM }));
-      parts.push(make("text", { x: at, y: HEIGHT - BOTTOM + 13, "text-anchor": "middle" }, tickText(t, panel.xLog)));
+    for (const [t, text] of this.marks()) {
+      const at = this.x.at(t), below = HEIGHT - BOTTOM + 13;
+      if (!panel.categories.length) parts.push(make("line", { class: "grid", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM }));
+      parts.push(make("text", this.slanted ? { x: at, y: below, "text-anchor": "end", transform: `rotate(-45 ${at} ${below})` }
+                                           : { x: at, y: below, "text-anchor": "middle" }, text));
     }
     for (const t of this.y.ticks(5)) {
       const at = this.y.at(t);
@@ -124,30 +149,70 @@ class Chart {
     parts.push(make("text", { x: 12, y: (TOP + HEIGHT - BOTTOM) / 2, "text-anchor": "middle",
       transform: `rotate(-90 12 ${(TOP + HEIGHT - BOTTOM) / 2})` }, panel.y));
     const curves = make("g", { "clip-path": `url(#${clip})` });
-    for (const c of panel.curves) {
-      if (!this.shown[c.label]) continue;
-      const [slot, dash, full] = this.figure.styles[c.label], width = c.y.length < MANY ? full : 0.6 * full;
-      let d = "", pen = "M";
-      for (let k = 0; k < c.y.length; k++) {
-        if (c.y[k] === null || c.x[k] === null || (panel.xLog && c.x[k] <= 0) || (panel.yLog && c.y[k] <= 0)) { pen = "M"; continue; }
-        const px = this.x.at(c.x[k]), py = this.y.at(c.y[k]);
-        d += `${pen}${px.toFixed(1)} ${py.toFixed(1)}`;
-        pen = "L";
-        if (c.points) curves.append(make("circle", { class: `f${slot}`, cx: px, cy: py, r: 2.6 }));
-      }
-      curves.append(make("path", { class: `curve s${slot}`, d, "stroke-width": width, "stroke-dasharray": dash || "none",
-        "data-label": this.figure.labels[c.label] }));
+    const seen = panel.curves.filter((c) => this.shown[c.label]);
+    const groups = seen.filter((c) => c.kind === "bars");
+    for (const c of seen) {
+      if (c.kind === "bars") this.bars(c, groups.indexOf(c), groups.length, curves);
+      else this.line(c, curves);
     }
     this.cross = make("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     this.box = make("rect", { class: "select", visibility: "hidden" });
     this.svg.replaceChildren(...parts, curves, this.cross, this.box);
   }
 
+  place(x, y) {
+    if (x === null || y === null || (this.panel.xLog && x <= 0) || (this.panel.yLog && y <= 0)) return null;
+    return [this.x.at(x), this.y.at(y)];
+  }
+
+  line(c, into) {
+    const [slot, dash, full] = this.figure.styles[c.label], width = c.y.length < MANY ? full : 0.6 * full;
+    const label = { "data-label": this.figure.labels[c.label] };
+    const trail = (heights) => {
+      let d = "", pen = "M", last = null;
+      heights.forEach((v, k) => {
+        const at = this.place(c.x[k], v);
+        if (at === null) { pen = "M"; return; }
+        if (pen === "L" && c.kind === "steps") d += `L${at[0].toFixed(1)} ${last[1].toFixed(1)}`;
+        d += `${pen}${at[0].toFixed(1)} ${at[1].toFixed(1)}`;
+        pen = "L";
+        last = at;
+      });
+      return d;
+    };
+    if (c.low) {
+      const edge = (heights) => heights.map((v, k) => this.place(c.x[k], v)).filter(Boolean).map((p) => p.map((v) => v.toFixed(1)).join(" "));
+      const ring = [...edge(c.high), ...edge(c.low).reverse()];
+      if (ring.length) into.append(make("path", { class: `band f${slot}`, d: `M${ring.join("L")}Z` }));
+    }
+    if (c.points) {
+      c.y.forEach((v, k) => {
+        const at = this.place(c.x[k], v);
+        if (at) into.append(make("circle", { class: `f${slot}`, cx: at[0], cy: at[1], r: 2.6 }));
+      });
+    }
+    into.append(make("path", { class: `curve s${slot}`, d: trail(c.y), "stroke-width": width, "stroke-dasharray": dash || "none", ...label }));
+  }
+
+  bars(c, index, count, into) {
+    const [slot] = this.figure.styles[c.label], floor = this.panel.yLog ? this.height - this.bottom : this.y.at(0);
+    const room = 0.8 * Math.abs(this.x.at(1) - this.x.at(0)), width = room / count;
+    c.y.forEach((v, k) => {
+      const at = this.place(c.x[k], v);
+      if (at === null) return;
+      const left = at[0] - room / 2 + index * width, middle = left + width / 2;
+      into.append(make("rect", { class: `bar f${slot}`, x: left, width: 0.92 * width, y: Math.min(at[1], floor),
+        height: Math.abs(at[1] - floor), "data-label": this.figure.labels[c.label] }));
+      const low = c.low && this.place(c.x[k], c.low[k]), high = c.high && this.place(c.x[k], c.high[k]);
+      if (low && high) into.append(make("line", { class: "whisker", x1: middle, x2: middle, y1: low[1], y2: high[1] }));
+    });
+  }
+
   where(event) {
     const area = this.svg.getBoundingClientRect();
-    const px = ((event.clientX - area.left) / area.width) * WIDTH;
-    const py = ((event.clientY - area.top) / area.height) * HEIGHT;
-    return [Math.min(Math.max(px, LEFT), WIDTH - RIGHT), Math.min(Math.max(py, TOP), HEIGHT - BOTTOM)];
+    const px = ((event.clientX - area.left) / area.width) * this.width;
+    const py = ((event.clientY - area.top) / area.height) * this.height;
+    return [Math.min(Math.max(px, LEFT), this.width - RIGHT), Math.min(Math.max(py, TOP), this.height - this.bottom)];
   }
 
   move(event) {
@@ -164,17 +229,18 @@ class Chart {
       if (!this.shown[c.label] || !c.x.length) continue;
       let low = 0, high = c.x.length - 1;
       while (high - low > 1) { const mid = (low + high) >> 1; if (c.x[mid] < value) low = mid; else high = mid; }
-      const k = Math.abs(c.x[low] - value) <= Math.abs(c.x[high] - value) ? low : high;
+      const k = c.kind === "steps" ? (c.x[high] <= value ? high : low)
+        : Math.abs(c.x[low] - value) <= Math.abs(c.x[high] - value) ? low : high;
       if (nearest === null || Math.abs(c.x[k] - value) < Math.abs(nearest - value)) nearest = c.x[k];
       rows.push(make("div", {}, make("span", { class: `name t${this.figure.styles[c.label][0]}` }, this.figure.labels[c.label]),
-        make("span", {}, show(c.y[k]))));
+        make("span", {}, c.high ? `${show(c.y[k])} ± ${show(c.high[k] === null ? null : c.high[k] - c.y[k])}` : show(c.y[k]))));
     }
     if (nearest === null) { this.leave(); return; }
     const at = this.x.at(nearest);
     this.cross.setAttribute("x1", at); this.cross.setAttribute("x2", at); this.cross.setAttribute("visibility", "visible");
-    this.tip.replaceChildren(make("div", {}, make("b", {}, `${this.panel.x} ${show(nearest)}`)), ...rows);
+    this.tip.replaceChildren(make("div", {}, make("b", {}, this.panel.categories[nearest] || `${this.panel.x} ${show(nearest)}`)), ...rows);
     this.tip.hidden = false;
-    const area = this.svg.getBoundingClientRect(), room = this.tip.offsetWidth + 14, x = (at / WIDTH) * area.width;
+    const area = this.svg.getBoundingClientRect(), room = this.tip.offsetWidth + 14, x = (at / this.width) * area.width;
     const left = x + room < area.width ? x + 14 : Math.max(0, x - room);
     this.tip.style.left = `${left}px`;
     this.tip.style.top = `${this.svg.offsetTop + 14}px`;
@@ -224,7 +290,8 @@ for (const node of document.querySelectorAll("[data-figure]")) {
   const figure = data.figures[node.dataset.figure];
   const shown = figure.labels.map(() => true);
   const charts = figure.panels.map((panel) => new Chart(figure, panel, shown));
-  const panels = make("div", { class: "panels" }, ...charts.map((c) => c.node));
+  roomy.addEventListener("change", () => charts.forEach((c) => c.draw()));
+  const panels = make("div", { class: figure.columns === 1 ? "panels wide" : "panels" }, ...charts.map((c) => c.node));
   node.prepend(legend(figure.labels, figure.styles, shown, () => charts.forEach((c) => c.draw())), panels);
 }
 
