@@ -54,8 +54,15 @@ LIGHT = [
     (["reproduce", "--seed", "many"], 2),
     (["reproduce", "--out", "/dev/null/x"], 2),
     (["solve", "nowhere.py:problem"], 2),
+    (["solve", "examples/toy.py:problme"], 2),
+    (["solve", "README.md:problem"], 2),
+    (["solve", "examples/toy.py:problem", "--x0", "two"], 2),
+    (["solve", "examples/toy.py:problem", "--tol", "inf"], 2),
+    (["solve", "examples/toy.py:problem", "--solver", "Newton"], 2),
+    (["solve", "examples/toy.py:problem", "--out", "/dev/null"], 2),
     (["report", "nowhere"], 2),
 ]
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(("arguments", "code"), LIGHT, ids=lambda v: str(v))
@@ -68,12 +75,22 @@ def test_help_list_and_input_errors_import_no_jax(arguments, code):
         "assert not heavy, heavy\n"
         "sys.exit(code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"], ["reproduce", "tyo"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["list"],
+        ["reproduce", "tyo"],
+        ["solve", f"{ROOT / 'examples/toy.py'}:problme"],
+    ],
+    ids=lambda a: a[0],
+)
 def test_light_commands_answer_in_half_a_second(arguments):
     def seconds():
         start = time.perf_counter()
@@ -115,7 +132,25 @@ def test_list_names_everything():
         (["solve", "mine.py:problem", "--solver", "PBDO"], "did you mean PDBO?"),
         (["solve", "mine.py:problem", "--x0", "[1,"], "--x0 must be JSON"),
         (["solve", "mine.py:problem", "--steps", "0"], "--steps"),
-        (["solve", "mine.py:problem", "--tol", "nan"], "--tol must be a number >= 0"),
+        (["solve", "mine.py:problem", "--tol", "nan"], "--tol must be a finite number >= 0"),
+        (["solve", "mine.py:problem", "--tol", "inf"], "--tol must be a finite number >= 0"),
+        (["solve", "mine.py:problem", "--steps", "9" * 30], "--steps"),
+        (["solve", "mine.py:problem", "--every", "9" * 5000], "--every"),
+        (["solve", "mine.py:problem", "--x0", "[" * 100_000], "--x0 must be JSON"),
+        (["solve", "mine.py:problem", "--x0", "[" * 99 + "1" + "]" * 99], "--x0 must be JSON"),
+        (["solve", "mine.py:problem", "--x0", "[[1], [2, 3]]"], "--x0 must be JSON"),
+        (["solve", "mine.py:problem", "--x0", "NaN"], "--x0 must be JSON"),
+        (["solve", "mine.py:problem", "--x0", "1" + "0" * 400], "--x0 must be JSON"),
+        (["solve", "a" * 5000 + ".py:problem"], "there is no file aaa"),
+        (["solve", "a\nb\x1b[1m.py:problem"], r"there is no file a\nb\x1b[1m.py"),
+        (["reproduce", "to\ny"], r"there is no experiment 'to\ny'; did you mean toy?"),
+        (["reproduce", "--out", "a" * 5000], "cannot be read: File name too long"),
+        (["report", "a" * 5000], "is not a folder"),
+        (["solve", "null.py:problem"], "null.py is not Python"),
+        (["solve", "bytes.py:problem"], "bytes.py is not Python"),
+        (["solve", "leaving.py:problem"], "leaving.py cannot be run: SystemExit: 77"),
+        (["solve", "base.py:problem"], "base.py cannot be run: Odd: no exception"),
+        (["solve", "exits.py:problem"], "problem in exits.py cannot be solved: SystemExit: 78"),
         (["solve", "mine.py:problem", "--out", "mine.py"], "mine.py is a file, not a folder"),
         (["solve", "mine.py:problme"], "did you mean problem?"),
         (["solve", "mine.py:number"], "number in mine.py must be a pdbo.Problem, got int"),
@@ -126,19 +161,32 @@ def test_list_names_everything():
         (["report", "."], "holds no records"),
         (["report", "mine.py"], "mine.py is not a folder"),
     ],
-    ids=lambda v: v if isinstance(v, str) else " ".join(v),
+    ids=lambda v: ascii(v if isinstance(v, str) else " ".join(v))[1:60],
 )
-def test_bad_input_is_one_sentence_and_code_2(arguments, sentence, file):
+def test_bad_input_is_one_sentence_and_code_2(arguments, sentence, file, monkeypatch, capsys):
     folder = file.parent
     (folder / "broken.py").write_text("problem = (\n")
-    (folder / "failing.py").write_text("1 / 0\n")
+    (folder / "failing.py").write_text("problem = 1 / 0\n")
     (folder / "startless.py").write_text(PROBLEM.replace("x0, y0 =", "a, b ="))
-    done = pdbo(*arguments, cwd=folder)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.startswith("pdbo: ")
-    assert done.stderr.count("\n") == 1
-    assert "Traceback" not in done.stderr
+    (folder / "null.py").write_bytes(b"problem = 1\0\n")
+    (folder / "bytes.py").write_bytes(b"problem = '\xff'\n")
+    (folder / "leaving.py").write_text("import sys\nproblem = sys.exit(77)\n")
+    (folder / "base.py").write_text(
+        "class Odd(BaseException): ...\nproblem = 1\nraise Odd('no exception')\n"
+    )
+    (folder / "exits.py").write_text(
+        f"{PROBLEM}\nimport sys\nproblem = pdbo.Problem(lambda x, y: sys.exit(78), problem.g)\n"
+    )
+    before = sorted(p.name for p in folder.iterdir())
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("PDBO_DEBUG", raising=False)
+    assert _cli.run(arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.startswith("pdbo: ")
+    assert error.count("\n") == 1
+    assert len(error) < 400
+    assert before == sorted(p.name for p in folder.iterdir() if p.name != "__pycache__")
 
 
 def test_an_occupied_folder_is_refused(tmp_path):
@@ -175,6 +223,9 @@ def test_an_interrupted_run_is_resumed(tmp_path):
     other = pdbo("reproduce", "toy", "rates", "--seed", 1, "--quick", "--out", out, "--resume")
     assert other.returncode == 2
     assert "holds a quick run with seed 0" in other.stderr
+    for mixed in (["digits", "--quick", "--seed", "1"], ["digits"]):  # toy is there, with seed 0
+        assert pdbo("reproduce", *mixed, "--out", out, "--resume").returncode == 2
+    assert sorted(p.name for p in out.iterdir()) == ["toy"]
 
     done = pdbo("reproduce", "toy", "rates", "--quick", "--out", out, "--resume")
     assert done.returncode == 0, done.stderr
@@ -205,6 +256,13 @@ def test_unexpected_errors_are_one_sentence_unless_debugging(monkeypatch, capsys
     def broken(*_):
         raise RuntimeError("the disk\nmelted")
 
+    def full(*_):
+        raise OSError(28, "No space left on device", "results/index.html")
+
+    monkeypatch.setattr(_cli, "_report", full)
+    assert _cli.run(["report", str(tmp_path)]) == 1
+    expected = "pdbo: results/index.html: No space left on device.\n"
+    assert capsys.readouterr().err == expected
     monkeypatch.setattr(_cli, "_report", broken)
     monkeypatch.delenv("PDBO_DEBUG", raising=False)
     assert _cli.run(["report", str(tmp_path)]) == 1
@@ -261,8 +319,7 @@ def test_data_is_handed_to_those_who_declare_it_and_downloads_run_by_name_only(
 
 
 def test_the_console_script_is_this_command():
-    text = (pathlib.Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert 'pdbo = "pdbo._cli:main"' in text
+    assert 'pdbo = "pdbo.__main__:main"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_files_of_others_are_never_replaced(tmp_path):
@@ -273,3 +330,88 @@ def test_files_of_others_are_never_replaced(tmp_path):
     done = pdbo("reproduce", "toy", "--quick", "--resume", "--out", str(tmp_path))
     assert done.returncode == 2 and "thesis.tex is not pdbo's" in done.stderr
     assert thesis.read_text() == "mine"
+
+
+@pytest.mark.parametrize("module", ["typer", "matplotlib"])
+def test_a_missing_package_is_one_sentence_and_code_2(module, tmp_path):
+    script = (
+        "import sys\n"
+        f"sys.modules[{module!r}] = None\n"
+        "from pdbo.__main__ import main\n"
+        f"sys.argv = ['pdbo', 'report', {str(tmp_path)!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    wanted = f"pdbo: {module} must be installed first: pip install 'pdbo[experiments]'.\n"
+    assert done.stderr == wanted
+
+
+def test_an_interrupt_while_importing_is_one_sentence(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = pdbo("list", env={"PYTHONPATH": paths})
+    assert (done.returncode, done.stderr) == (130, "pdbo: interrupted.\n")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["reproduce", "tyo"]], ids=" ".join)
+def test_a_reader_who_leaves_is_no_error(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "pdbo", *arguments],
+        stdout=writer, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == (2 if "tyo" in arguments else 0)
+    assert ("pdbo: " in done.stderr) == ("tyo" in arguments)
+    assert "Broken" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_said():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pdbo", "list"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "pdbo: No space left on device.\n")
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_colour_is_for_terminals_unless_it_is_not_wanted(colour):
+    import pty
+
+    main, terminal = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+    subprocess.run(
+        [sys.executable, "-m", "pdbo", "reproduce", "tyo"], stderr=terminal,
+        env=environment | ({} if colour else {"NO_COLOR": "1"}),
+    )  # fmt: skip
+    assert (b"\x1b[" in os.read(main, 10_000)) == colour
+    os.close(main)
+    os.close(terminal)
+
+
+def test_the_list_fits_a_narrow_terminal():
+    lines = pdbo("list", env={"COLUMNS": "40"}).stdout.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert any("toy" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["figures", "index.html"])
+def test_what_stands_in_the_way_is_named(name, tmp_path, capsys):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "record.json").write_text("{}")
+    if name == "figures":
+        (tmp_path / name).write_text("mine")
+    else:
+        (tmp_path / name).mkdir()
+    for command in (["report", str(tmp_path)], ["reproduce", "--resume", "--out", str(tmp_path)]):
+        assert _cli.run(command) == 2
+        assert f"{name} is a " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_refused(tmp_path, capsys):  # pragma: no cover
+    tmp_path.chmod(0o500)
+    assert _cli.run(["reproduce", "toy", "--out", str(tmp_path / "out")]) == 2
+    assert "cannot be written to: Permission denied" in capsys.readouterr().err

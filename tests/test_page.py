@@ -54,7 +54,9 @@ def hostile(tmp_path_factory):
         {"wall": 1.0},
     )  # fmt: skip
     _record.write(out, names)
-    return report.build(out)
+    page, damaged = report.build(out)
+    assert not damaged
+    return page
 
 
 class Outline(HTMLParser):

@@ -1,24 +1,29 @@
 """The command `pdbo`. Whatever needs JAX or matplotlib is imported once it is needed."""
 
 import difflib
+import io
 import json
+import math
 import os
 import pathlib
+import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
-from . import __version__
-from .experiments import EXPERIMENTS, PROBLEMS
+import typer
 
-try:
-    import typer
-except ImportError:  # pragma: no cover
-    sys.exit("pdbo: the command needs packages of its own: pip install 'pdbo[experiments]'.")
+from . import __version__
+from ._errors import brief
+from .experiments import EXPERIMENTS, PROBLEMS
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 RECORD_FILES = ("record.json", "arrays.npz", "times.json")
+MOST = 2**31 - 1
+DEEPEST = 32  # lists within lists, in a start
 EXIT_CODES = (
     "Exit codes: 0 all went well, 1 a run failed or was not certified, 2 bad input, "
     "130 interrupted."
@@ -49,10 +54,20 @@ class RunError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whatever a file is called can be said
+            stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:] if arguments is None else list(arguments))
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except BrokenPipeError:
+        os._exit(code)  # who read the output is gone
+    except OSError as error:
+        code = _complain(f"the output cannot be written: {error.strerror}.", FAILED)
+        os._exit(code)
     if code == INTERRUPTED:  # a compilation cut short can crash while Python is taken down
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -72,26 +87,37 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), BAD_INPUT)
     except RunError as error:
         return _complain(str(error), FAILED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # who read the output is gone
+            return OK
+        raise
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error: wrong option, wrong number
             text = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
             return _complain(text, BAD_INPUT) if text else BAD_INPUT
         if os.environ.get("PDBO_DEBUG"):
             raise
-        return _complain(f"{_brief(error)} (PDBO_DEBUG=1 shows where).", FAILED)
+        if isinstance(error, OSError) and error.strerror:
+            where = f"{error.filename}: " if error.filename else ""
+            return _complain(f"{where}{error.strerror}.", FAILED)
+        return _complain(f"{brief(error)} (PDBO_DEBUG=1 shows where).", FAILED)
 
 
 def _complain(sentence: str, code: int) -> int:
-    typer.secho(f"pdbo: {sentence}", fg="red", err=True)
+    _say(f"pdbo: {_one_line(sentence)}", err=True, fg="red")
     return code
 
 
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().split("\n")
-    return f"{type(error).__name__}: {lines[0]}".rstrip(" .:")
+def _say(text: str, err: bool = False, **look: Any) -> None:
+    """Print, in colour where that is wanted: https://no-color.org."""
+    typer.secho(text, err=err, color=False if os.environ.get("NO_COLOR") else None, **look)
+
+
+def _one_line(text: str) -> str:
+    """A sentence as a terminal can show it, whatever names it holds."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = re.sub(r"(\S{150})\S{80,}(\S{40})", r"\1...\2", text)
+    return text if len(text) <= 2000 else f"{text[:2000]}..."
 
 
 def _version(wanted: bool) -> None:
@@ -115,7 +141,7 @@ def _options(
 
 
 Out = Annotated[pathlib.Path, typer.Option(help="The folder to write to.", metavar="DIR")]
-Seed = Annotated[int, typer.Option(help="The seed of every random draw.", min=0, max=2**31 - 1)]
+Seed = Annotated[int, typer.Option(help="The seed of every random draw.", min=0, max=MOST)]
 
 
 @app.command(epilog=EXIT_CODES)
@@ -139,47 +165,37 @@ def reproduce(
 ) -> int:
     """Reproduce the paper: run experiments, draw the figures, write the page."""
     wanted = _experiments(names or [])
-    if data is not None and not data.is_dir():
+    if data is not None and not _is(data, "dir"):
         raise InputError(f"--data must be a folder, got {data}.")
     _check_folder(out, resume, "carry on there with --resume", wanted)
     _need("matplotlib", *sorted({m for n in wanted for m in EXPERIMENTS[n].needs}))
-    from .experiments._runner import finished, reproduce
+    from .experiments._runner import reproduce
 
-    for name in wanted if resume else ():
-        record = finished(out, name)
-        if record is not None and (record.seed, record.quick) != (seed, quick):
-            kind = "quick" if record.quick else "full"
-            raise InputError(
-                f"{out / name} holds a {kind} run with seed {record.seed}: resume it with the same "
-                "options, or choose another folder."
-            )
+    if resume:
+        _check_same_run(out, seed, quick)
     try:
         failures = reproduce(wanted, seed, quick, out, data, bool(os.environ.get("PDBO_DEBUG")))
     except KeyboardInterrupt:
         options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
         again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
         raise Interrupted(f"interrupted; carry on with: {again}") from None
-    if len(failures) < len(wanted):
-        _report(out)
     for failure in failures:
-        _complain(f"{failure.rstrip('.')}.", FAILED)
-    return FAILED if failures else OK
+        _complain(failure, FAILED)
+    damaged = _report(out) if len(failures) < len(wanted) else OK
+    return FAILED if failures else damaged
 
 
 @app.command("list", epilog=EXIT_CODES)
 def list_() -> None:
     """List experiments, problems and solvers."""
-    from . import _NAMES
-
-    typer.secho("experiments", bold=True)
+    _say("experiments", bold=True)
     for name, experiment in EXPERIMENTS.items():
         data = f"{experiment.data}, downloaded" if experiment.download else experiment.data
         note = f" ({data})" if data else ""
-        typer.echo(f"  {name:<12}{experiment.text}{note}")
-    solvers = [n for n in _NAMES["solvers"].split() if n not in _NOT_SOLVERS]
-    for title, found in (("problems", PROBLEMS), ("solvers", sorted(solvers))):
-        typer.secho(title, bold=True)
-        typer.echo(_wrapped(found))
+        _say(_wrapped(f"{name:<12}{experiment.text}{note}", 14))
+    for title, found in (("problems", PROBLEMS), ("solvers", sorted(_solvers()))):
+        _say(title, bold=True)
+        _say(_wrapped(", ".join(found), 2))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -190,9 +206,11 @@ def solve(
     x0: Annotated[str | None, typer.Option(help="The start of x, as JSON.")] = None,
     y0: Annotated[str | None, typer.Option(help="The start of y, as JSON.")] = None,
     solver: Annotated[str | None, typer.Option(help="A solver's name.")] = None,
-    steps: Annotated[int, typer.Option(help="The most iterations.", min=1)] = 10_000,
+    steps: Annotated[int, typer.Option(help="The most iterations.", min=1, max=MOST)] = 10_000,
     tol: Annotated[float, typer.Option(help="The certificate's eps to reach.")] = 1e-4,
-    every: Annotated[int, typer.Option(help="Iterations between two records.", min=1)] = 100,
+    every: Annotated[
+        int, typer.Option(help="Iterations between two records.", min=1, max=MOST)
+    ] = 100,
     seed: Seed = 0,
     out: Out = pathlib.Path("solution"),
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier record.")] = False,
@@ -203,10 +221,10 @@ def solve(
     file.
     """
     path, name = _target(target)
-    given = {k: _json(k, v) for k, v in (("x0", x0), ("y0", y0)) if v is not None}
+    given = {k: _start(k, v) for k, v in (("x0", x0), ("y0", y0)) if v is not None}
     chosen = _solver_name(solver)
-    if not tol >= 0:
-        raise InputError(f"--tol must be a number >= 0, got {tol}.")
+    if not 0 <= tol < math.inf:
+        raise InputError(f"--tol must be a finite number >= 0, got {tol}.")
     _check_folder(out, force, "replace what is there with --force", ["solve"])
     _need("matplotlib")
     from .experiments._user import solve_file
@@ -215,10 +233,10 @@ def solve(
         path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
         fail=InputError,
     )  # fmt: skip
-    _report(out)
+    code = _report(out)
     if failure:
         raise RunError(failure)
-    return OK
+    return code
 
 
 @app.command(epilog=EXIT_CODES)
@@ -226,22 +244,28 @@ def report(
     folder: Annotated[pathlib.Path, typer.Argument(help="A folder of records.", metavar="DIR")],
 ) -> int:
     """Rebuild figures and page from the records in a folder."""
-    if not folder.is_dir():
+    if not _is(folder, "dir"):
         raise InputError(f"{folder} is not a folder.")
+    _check_pages(folder)
     _check_writable(folder)
     _need("matplotlib")
-    _report(folder)
-    return OK
+    return _report(folder)
 
 
-def _report(folder: pathlib.Path) -> None:
+def _report(folder: pathlib.Path) -> int:
+    """Build the page and say where it is; damaged records are named, and bad input."""
     from .experiments._record import RecordError
     from .report import build
 
     try:
-        typer.echo(f"{build(folder)}")
+        page, damaged = build(folder)
     except RecordError as error:
         raise InputError(str(error)) from None
+    if page is not None:
+        _say(str(page))
+    for sentence in damaged:
+        _complain(sentence, BAD_INPUT)
+    return BAD_INPUT if damaged else OK
 
 
 def _experiments(names: list[str]) -> list[str]:
@@ -260,20 +284,33 @@ def _unknown(what: str, name: str, known: Any) -> str:
     return f"there is no {what} {name!r}; {hint}"
 
 
-def _check_folder(out: pathlib.Path, allowed: bool, remedy: str, names: list[str]) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file, not a folder.")
+def _is(path: pathlib.Path, kind: str) -> bool:
+    """Whether there is a "dir" or a "file"; False too where there cannot be one."""
     try:
+        return path.is_dir() if kind == "dir" else path.is_file()
+    except (OSError, ValueError):  # too long a name, a character that names cannot have
+        return False
+
+
+def _check_folder(out: pathlib.Path, allowed: bool, remedy: str, names: list[str]) -> None:
+    try:
+        if out.exists() and not out.is_dir():
+            raise InputError(f"{out} is a file, not a folder.")
         occupied = out.is_dir() and any(out.iterdir())
     except OSError as error:
         raise InputError(f"{out} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise InputError(f"{out} cannot be a folder: {error}.") from None
     if occupied and not allowed:
         raise InputError(f"{out} is not empty: {remedy}, or choose another with --out.")
     if occupied:
         for name in names:
             _check_own(out / name)
-        if (out / "index.html").exists() and not any(out.glob("*/record.json")):
-            raise InputError(f"{out / 'index.html'} is not a page of pdbo: choose another folder.")
+        _check_pages(out)
+        if not any(out.glob("*/record.json")):
+            for name in ("index.html", "figures"):
+                if (out / name).exists():
+                    raise InputError(f"{out / name} is not pdbo's: choose another folder.")
     _check_writable(out)
 
 
@@ -287,7 +324,35 @@ def _check_own(folder: pathlib.Path) -> None:
         raise InputError(f"{folder} is in the way: choose another folder.")
 
 
+def _check_pages(folder: pathlib.Path) -> None:
+    """Refuse where something else stands in the place of the page or of the figures."""
+    page, figures = folder / "index.html", folder / "figures"
+    if page.is_dir():
+        raise InputError(f"{page} is a folder and in the way of the page.")
+    if figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is a file and in the way of the figures.")
+
+
+def _check_same_run(out: pathlib.Path, seed: int, quick: bool) -> None:
+    """Refuse to carry on with other options than those of the records that are there."""
+    from .experiments._runner import finished
+
+    for name in EXPERIMENTS:
+        record = finished(out, name)
+        if record is None:
+            continue
+        version = record.provenance["versions"].get("pdbo")
+        if (record.seed, record.quick, version) != (seed, quick, __version__):
+            kind = "quick" if record.quick else "full"
+            raise InputError(
+                f"{out / name} holds a {kind} run with seed {record.seed} of pdbo {version}: "
+                "resume with the same, or choose another folder."
+            )
+
+
 def _check_writable(out: pathlib.Path) -> None:
+    """Try to write to a folder; what is made for the trial is removed again."""
+    missing = [p for p in (out, *out.parents) if not p.exists()]
     probe = out / f".pdbo-{os.getpid()}"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -295,6 +360,10 @@ def _check_writable(out: pathlib.Path) -> None:
         probe.unlink()
     except OSError as error:
         raise InputError(f"{out} cannot be written to: {error.strerror}.") from None
+    finally:
+        for folder in missing:
+            if folder.is_dir():
+                folder.rmdir()
 
 
 def _need(*modules: str) -> None:
@@ -312,34 +381,96 @@ def _target(target: str) -> tuple[pathlib.Path, str]:
     if not colon or not file or not name.isidentifier():
         raise InputError(f"the problem is named as FILE.py:NAME, got {target!r}.")
     path = pathlib.Path(file)
-    if not path.is_file():
+    if not _is(path, "file"):
         raise InputError(f"there is no file {file}.")
+    _check_source(path, name)
     return path, name
 
 
-def _json(option: str, text: str) -> Any:
+def _check_source(path: pathlib.Path, name: str) -> None:
+    """Find what is wrong with a file without running it, where that can be seen."""
+    import ast
+
     try:
-        return json.loads(text)
-    except ValueError:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    except SyntaxError as error:
+        line = f"line {error.lineno}, " if error.lineno else ""
+        raise InputError(f"{path} is not Python: {line}{error.msg}.") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"{path} is not Python: {brief(error)}.") from None
+    bound = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            if node.id in ("globals", "vars", "locals", "exec"):
+                return  # any name may come to be
+            bound |= {node.id} if isinstance(node.ctx, ast.Store) else set()
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            if node.name == "*":
+                return
+            bound.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.MatchAs | ast.MatchStar):
+            bound.add(node.name or "")
+        elif isinstance(node, ast.MatchMapping):
+            bound.add(node.rest or "")
+    if name not in bound:
+        close = difflib.get_close_matches(name, sorted(bound), 1, 0.5)
+        raise InputError(f"{path} has no {name!r}{f'; did you mean {close[0]}?' if close else '.'}")
+
+
+def _start(option: str, text: str) -> Any:
+    """The start that an option holds: numbers, lists of them and dicts of such."""
+
+    def reject() -> NoReturn:
         raise InputError(
             f"--{option} must be JSON such as 2.0 or [0.5, 0.5], got {text!r}."
         ) from None
 
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        reject()
 
-def _solver_name(name: str | None) -> str:
+    def shape(value: Any, depth: int = 0) -> tuple[int, ...]:
+        if isinstance(value, list) and value and depth < DEEPEST:
+            inner = {shape(v, depth + 1) for v in value}
+            if len(inner) == 1:
+                return (len(value), *inner.pop())
+        elif isinstance(value, int | float) and type(value) is not bool:
+            return () if abs(value) <= sys.float_info.max else reject()
+        return reject()
+
+    def check(value: Any, depth: int = 0) -> None:
+        if isinstance(value, dict) and value and depth < DEEPEST:
+            for part in value.values():
+                check(part, depth + 1)
+        else:
+            shape(value)
+
+    check(value)
+    return value
+
+
+def _solvers() -> list[str]:
     from . import _NAMES
 
-    known = [n for n in _NAMES["solvers"].split() if n not in _NOT_SOLVERS]
+    return [n for n in _NAMES["solvers"].split() if n not in _NOT_SOLVERS]
+
+
+def _solver_name(name: str | None) -> str:
     if name is None:
-        return "AutoPDBO" if "AutoPDBO" in known else "PDBO"
-    if name not in known:
-        raise InputError(_unknown("solver", name, known))
+        return "AutoPDBO"
+    if name not in _solvers():
+        raise InputError(_unknown("solver", name, _solvers()))
     return name
 
 
-def _wrapped(words: Sequence[str]) -> str:
-    import textwrap
-
+def _wrapped(text: str, indent: int) -> str:
+    """Lines that fit the terminal, those after the first set in."""
+    width = max(30, min(88, shutil.get_terminal_size().columns))
     return textwrap.fill(
-        ", ".join(words), 88, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        text, width, initial_indent="  ", subsequent_indent=" " * indent, break_on_hyphens=False
     )

@@ -53,6 +53,11 @@ _TEXTS = {
 }
 
 
+def brief(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says, without a full stop."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(" .:")
+
+
 class ProblemError(ValueError):
     """The problem, a set or a start is not usable as given; `solution` holds what there is."""
 

@@ -1,5 +1,6 @@
 """A live line on standard error, fed between compiled chunks."""
 
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -66,5 +67,8 @@ class Progress:
             f"eps {self.last['eps']:.2e} (tol {self.tol:.0e})  "
             f"{elapsed:.0f} s, at most {left:.0f} s left"
         )
-        self.file.write(("\r\x1b[2K" if self.live else "") + text + end)
+        if self.live:  # a line that wraps could not be rewritten
+            room = shutil.get_terminal_size().columns - 1
+            text = "\r\x1b[2K" + (text if len(text) <= room else text[len(bar) + 1 :])[:room]
+        self.file.write(text + end)
         self.file.flush()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 QUIET = 5.0  # seconds between two lines in a log
+NARROW = 80  # on a terminal of fewer columns there is no room for bars
 
 Track = Callable[[Sequence[str]], Iterator[str]]
 
@@ -32,13 +33,16 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+            console = Console(file=self.file)
+            bar = (BarColumn(complete_style="#0072B2", finished_style="#009E73"),)
+            wide = console.width >= NARROW
             self.bars = Progress(
-                TextColumn("{task.description:<28}", style="bold"),
-                BarColumn(complete_style="#0072B2", finished_style="#009E73"),
+                TextColumn("{task.description:<28}" if wide else "{task.description}", "bold"),
+                *(bar if wide else ()),
                 TextColumn("{task.percentage:>3.0f} %"),
-                TimeElapsedColumn(),
+                *((TimeElapsedColumn(),) if wide else ()),
                 TextColumn("{task.fields[left]}", style="dim"),
-                console=Console(file=self.file),
+                console=console,
             )
             self.bars.start()
             total = sum(self.weights.values())

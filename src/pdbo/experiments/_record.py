@@ -12,7 +12,6 @@ import os
 import pathlib
 import platform
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 
 from .. import __version__
 
-RECORD, ARRAYS, TIMES = "record.json", "arrays.npz", "times.json"
+FILES = RECORD, ARRAYS, TIMES = "record.json", "arrays.npz", "times.json"
 _RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -122,38 +121,50 @@ def write(folder: pathlib.Path, record: Record) -> None:
     }
     with fresh_folder(folder / record.name) as temporary:
         _put(temporary / ARRAYS, arrays)
-        _put(temporary / TIMES, dump(record.times))
-        _put(temporary / RECORD, dump(body))
+        _put(temporary / TIMES, _seal(record.times))
+        _put(temporary / RECORD, _seal(body))
 
 
 def read(folder: pathlib.Path) -> Record:
-    """The record in a folder; a RecordError says what is wrong with it."""
+    """The record in a folder, less its claims: those follow from the rest.
+
+    A RecordError says what is wrong with it.
+    """
+    body, times = _unseal(folder / RECORD), _unseal(folder / TIMES)
     try:
-        body = json.loads((folder / RECORD).read_text("utf-8"))
-        times = json.loads((folder / TIMES).read_text("utf-8"))
         raw = (folder / ARRAYS).read_bytes()
-    except (OSError, ValueError):
+    except OSError:
         raise RecordError(f"{folder} holds no complete record.") from None
+    if hashlib.sha256(raw).hexdigest() != body.get("arrays_sha256"):
+        raise RecordError(f"{folder / ARRAYS} does not belong to its record or is damaged.")
     try:
-        if hashlib.sha256(raw).hexdigest() != body["arrays_sha256"]:
-            raise RecordError(f"{folder / ARRAYS} does not belong to its record or is damaged.")
         with np.load(io.BytesIO(raw), allow_pickle=False) as found:
             arrays = dict(found)
-        claims = tuple(
-            Claim(
-                c["sentence"], c["source"], c["measure"], float(c["value"]), c["relation"],
-                float(c["bound"]), bool(c["quoted"]),
-            )
-            for c in body["claims"]
-        )  # fmt: skip
-        return Record(
-            body["name"], body["seed"], body["quick"], body["settings"], arrays, body["calls"],
-            claims, {k: body[k] for k in ("versions", "device", "platform", "x64")}, times,
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, RecordError):
-            raise
+        about = {k: body[k] for k in ("versions", "device", "platform", "x64")}
+        fields = {k: body[k] for k in ("name", "seed", "quick", "settings", "calls")}
+        return Record(**fields, arrays=arrays, provenance=about, times=times)
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
         raise RecordError(f"{folder / RECORD} is not a record of pdbo.") from None
+
+
+def _seal(body: dict[str, Any]) -> bytes:
+    """JSON with the checksum of the rest inside, so that damage is noticed."""
+    return dump(body | {"sha256": hashlib.sha256(dump(body)).hexdigest()})
+
+
+def _unseal(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_text("utf-8"))
+    except OSError:
+        raise RecordError(f"{path.parent} holds no complete record.") from None
+    except (ValueError, RecursionError):
+        raise RecordError(f"{path} is not a record of pdbo.") from None
+    given = body.pop("sha256", None) if isinstance(body, dict) else None
+    if given is None:
+        raise RecordError(f"{path} is not a record of pdbo.")
+    if hashlib.sha256(dump(body)).hexdigest() != given:
+        raise RecordError(f"{path} was changed or damaged after it was written.")
+    return body
 
 
 def pack(arrays: dict[str, np.ndarray]) -> bytes:
@@ -191,10 +202,9 @@ def plain(value: Any) -> Any:
 @contextlib.contextmanager
 def fresh_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary folder that takes the place of `path` at the end, or vanishes on an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    temporary = _temporary(path)
     try:
-        temporary.chmod(0o755)
+        temporary.mkdir()
         yield temporary
         _sync(temporary)
         if path.exists():
@@ -208,8 +218,7 @@ def fresh_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
     """A file, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _temporary(path)
     try:
         _put(temporary, content)
         temporary.replace(path)
@@ -217,6 +226,30 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _temporary(path: pathlib.Path) -> pathlib.Path:
+    """A name beside `path` that is this process's own; what killed processes left is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.iterdir():
+        start, _, process = old.name.rpartition(".")
+        number = process.partition("-")[0]
+        if start == f".{path.name}" and number.isdecimal() and not _runs(int(number)):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def _runs(process: int) -> bool:
+    """Whether a process other than this one is there."""
+    if process == os.getpid() or os.name == "nt":
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _put(path: pathlib.Path, content: bytes) -> None:

@@ -2,15 +2,15 @@
 
 import dataclasses
 import pathlib
-import shutil
 import time
 import traceback
 from types import ModuleType
 from typing import Any
 
+from .._errors import brief
 from . import EXPERIMENTS, Unavailable, load
 from ._progress import Progress, Track
-from ._record import ARRAYS, RECORD, TIMES, Record, RecordError, provenance, read, write
+from ._record import Record, RecordError, provenance, read, write
 
 
 def finished(out: pathlib.Path, name: str) -> Record | None:
@@ -19,14 +19,6 @@ def finished(out: pathlib.Path, name: str) -> Record | None:
         return read(out / name)
     except RecordError:
         return None
-
-
-def clear_leftovers(out: pathlib.Path, names: list[str]) -> None:
-    """Remove what an interrupted write left behind."""
-    for name in names:
-        for folder in out.glob(f".{name}-*"):
-            if {p.name for p in folder.iterdir()} <= {RECORD, ARRAYS, TIMES}:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def reproduce(
@@ -38,7 +30,6 @@ def reproduce(
     debug: bool = False,
 ) -> list[str]:
     """Run what is not there yet; returns the sentences of the runs that failed."""
-    clear_leftovers(out, names)
     todo = [n for n in names if finished(out, n) is None]
     failures = []
     with Progress({n: EXPERIMENTS[n].seconds[quick] for n in todo}) as progress:
@@ -58,8 +49,7 @@ def reproduce(
             except Exception as error:
                 if debug:
                     traceback.print_exc()
-                text = str(error).strip().split("\n")[0]
-                failures.append(f"{name} failed with {type(error).__name__}: {text}")
+                failures.append(f"{name} failed with {brief(error)}.")
                 progress.finish(name, "failed")
                 continue
             held = sum(c.held for c in record.claims)

@@ -13,6 +13,7 @@ import numpy as np
 
 import pdbo
 
+from .._errors import brief
 from . import load
 from ._record import Record, provenance, write
 from ._runner import with_claims
@@ -38,11 +39,7 @@ def solve_file(
     found = _load(path, fail)
     problem, start = _problem(found, path, name, fail)
     start |= {k: found[k] for k in ("x0", "y0") if k in found}
-    for key, value in given.items():
-        try:
-            start[key] = _arrays(value)
-        except (TypeError, ValueError):
-            raise fail(f"--{key} must hold numbers, got {value!r}.") from None
+    start |= {k: _arrays(v) for k, v in given.items()}
     missing = [k for k in ("x0", "y0") if k not in start]
     if missing:
         raise fail(f"a start is needed: give --{missing[0]}, or {missing[0]} in {path}.")
@@ -61,6 +58,10 @@ def solve_file(
         )
     except pdbo.ProblemError as error:
         raise fail(str(error)) from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise fail(f"{name} in {path} cannot be solved: {brief(error)}.") from None
     if solution.certificate is None:
         raise fail(solution.message)
     print(solution)
@@ -69,7 +70,7 @@ def solve_file(
         seed,
         False,
         {
-            "problem": f"{path.name}:{name}", "solver": solver, "steps": steps, "tol": tol,
+            "problem": _text(f"{path.name}:{name}"), "solver": solver, "steps": steps, "tol": tol,
             "every": every, "result": solution.result.name, "iterations": int(solution.steps),
         },
         _results(solution),
@@ -86,13 +87,17 @@ def _load(path: pathlib.Path, fail: type[Exception]) -> dict[str, Any]:
     sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours
     try:
         return runpy.run_path(str(path), run_name="__pdbo__")
-    except SyntaxError as error:
-        raise fail(f"{path} is not Python: line {error.lineno}, {error.msg}.") from None
-    except (Exception, SystemExit) as error:
-        text = str(error).strip().split("\n")[0].rstrip(".")
-        raise fail(f"{path} cannot be run: {type(error).__name__}: {text}.") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever it does, sys.exit among it
+        raise fail(f"{path} cannot be run: {brief(error)}.") from None
     finally:
         sys.path.pop(0)
+
+
+def _text(name: str) -> str:
+    """A name that can be written down: bytes that are no characters are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _problem(

@@ -3,31 +3,55 @@
 import pathlib
 
 from ..experiments import EXPERIMENTS, load
-from ..experiments._record import RECORD, RecordError, read, write_file
+from ..experiments._record import FILES, RecordError, read, write_file
+from ..experiments._runner import with_claims
 from ._draw import FORMATS, draw
 from ._page import Section, page
 
 PAGE = "index.html"
 
 
-def build(folder: pathlib.Path) -> pathlib.Path:
-    """Draw every figure of the records in a folder and write the page; returns its path."""
+def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
+    """Draw every figure of the records in a folder and write the page.
+
+    Returns the page's path, and a sentence for every record that cannot be used: the others are
+    shown without it. Nothing but the results is taken from a record: claims are made anew.
+    """
     known = [*EXPERIMENTS, "solve"]
-    names = [n for n in known if (folder / n / RECORD).is_file()]
+    names = [n for n in known if any((folder / n / file).exists() for file in FILES)]
     if not names:
         raise RecordError(f"{folder} holds no records of pdbo.")
-    sections = []
+    sections, damaged = [], []
     for name in names:
-        record, module = read(folder / name), load(name)
-        if record.name != name:
-            raise RecordError(f"{folder / name} holds the record of another experiment.")
-        figures = module.figures(record)
-        for figure in figures:
-            for format, content in draw(figure).items():
-                write_file(folder / "figures" / f"{figure.name}.{format}", content)
-        text = EXPERIMENTS[name].text if name in EXPERIMENTS else "a problem of your own"
-        tables = module.tables(record) if hasattr(module, "tables") else []
-        scene = module.scene(record) if hasattr(module, "scene") else None
-        sections.append(Section(record, text, figures, tables, scene))
-    write_file(folder / PAGE, page(sections, FORMATS).encode())
-    return folder / PAGE
+        try:
+            sections.append(_section(folder, name))
+        except RecordError as error:
+            damaged.append(str(error))
+        except OSError:
+            raise
+        except Exception as error:
+            damaged.append(
+                f"{folder / name} does not hold what {name} records ({type(error).__name__})."
+            )
+    if not sections:
+        return None, damaged
+    write_file(folder / PAGE, page(sections, FORMATS, damaged).encode())
+    return folder / PAGE, damaged
+
+
+def _section(folder: pathlib.Path, name: str) -> Section:
+    """A record as the page shows it, its figures drawn."""
+    record, module = read(folder / name), load(name)
+    if record.name != name:
+        raise RecordError(f"{folder / name} holds the record of another experiment.")
+    record = with_claims(record, module)
+    figures = module.figures(record)
+    tables = module.tables(record) if hasattr(module, "tables") else []
+    scene = module.scene(record) if hasattr(module, "scene") else None
+    text = EXPERIMENTS[name].text if name in EXPERIMENTS else "a problem of your own"
+    section = Section(record, text, figures, tables, scene)
+    page([section], FORMATS)  # so that what cannot be shown is found here
+    for figure in figures:
+        for format, content in draw(figure).items():
+            write_file(folder / "figures" / f"{figure.name}.{format}", content)
+    return section

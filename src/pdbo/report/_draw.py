@@ -57,6 +57,8 @@ def draw(figure: Figure) -> dict[str, bytes]:
             frameon=False, handlelength=3,
         )  # fmt: skip
         _plainly(legend.get_texts())
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # it is laid out once, for all formats
         found = {}
         for format in FORMATS:
             out = io.BytesIO()

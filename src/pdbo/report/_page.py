@@ -33,8 +33,14 @@ class Section:
     scene: Scene | None
 
 
-def page(sections: Sequence[Section], formats: Sequence[str]) -> str:
-    """The page as text; whatever came from outside is escaped."""
+def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[str] = ()) -> str:
+    """The page as text; whatever came from outside is escaped.
+
+    Arguments:
+        sections: what there is to show.
+        formats: in which the figures lie beside the page.
+        damaged: sentences on the records that are left out.
+    """
     style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -45,7 +51,7 @@ def page(sections: Sequence[Section], formats: Sequence[str]) -> str:
         "scenes": {s.record.name: _scene(s.scene) for s in sections if s.scene is not None},
     }
     scenes = [s for s in sections if s.scene is not None]
-    body = [_summary(sections)]
+    body = [_summary(sections, damaged)]
     if scenes:
         body.append(_landscapes(scenes))
     body += [_section(s, formats) for s in sections]
@@ -179,7 +185,7 @@ def _claim(claim: Claim) -> str:
     )
 
 
-def _summary(sections: Sequence[Section]) -> str:
+def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
     every = [c for s in sections for c in s.record.claims]
     held = sum(c.held for c in every)
     quick = any(s.record.quick for s in sections)
@@ -202,6 +208,7 @@ def _summary(sections: Sequence[Section]) -> str:
             f'<ul class="claims">{failed}</ul></details>'
         )
     note = "<p>A quick run: smaller than the full one.</p>" if quick else ""
+    note += "".join(f'<p class="damaged">Left out: {html.escape(d)}</p>' for d in damaged)
     return (
         f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
         f"<b>{len(every)}</b> claims held, <b>{len(every) - held}</b> did not.</p>{note}"
