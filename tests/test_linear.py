@@ -1,5 +1,7 @@
 """SparseMatrix against the dense matrix, under every transformation."""
 
+import importlib.util
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import scipy.sparse as sp
 from jax import lax
 
 import pdbo
-from pdbo import linear
+from pdbo import _slices, linear
 from pdbo.linear import SparseMatrix, cross_entropy
 
 ROWS, COLUMNS, CLASSES = 30, 50, 4
@@ -104,6 +106,52 @@ def test_a_batch_of_matrices():
 def test_the_sums_of_an_accelerator_agree():
     leaves = jax.tree.leaves(X)
     near(linear._summed(*leaves, W["weights"]), DENSE @ W["weights"])
+
+
+def from_slices(found, shape):
+    """The matrix that slices stand for, read entry by entry."""
+    dense = np.zeros(shape)
+    starts, rows = np.asarray(found.starts), np.asarray(found.rows)
+    of = np.repeat(np.arange(len(rows)), np.diff(starts))  # the slice of each line
+    for line, columns, values in zip(rows[of], found.columns, found.values, strict=False):
+        for row, column, value in zip(line, columns, values, strict=True):
+            if row < shape[0]:
+                dense[row if row >= 0 else -1 - row, column] += value
+    return dense
+
+
+def test_slices_hold_the_matrix():
+    """Rows longer than a slice is deep, short ones and empty ones; room to spare."""
+    matrix = sp.random(70, 40, 0.3, random_state=0, format="csr")
+    matrix.data[matrix.indptr[3] : matrix.indptr[4]] = 0
+    matrix.eliminate_zeros()
+    lengths = np.diff(matrix.indptr)
+    assert lengths.min() == 0 and lengths.max() > _slices.DEPTH
+    found = [_slices.slices(matrix, float, matrix.nnz + more) for more in (0, 100)]
+    for each in found:
+        np.testing.assert_array_equal(from_slices(each, matrix.shape), matrix.toarray())
+    whole = np.asarray(found[0].rows).ravel()
+    whole = -1 - whole[whole < 0]
+    assert sorted(whole) == sorted(np.flatnonzero((lengths > 0) & (lengths <= _slices.DEPTH)))
+
+
+def test_shapes_of_slices_depend_on_shape_and_room_alone():
+    shapes = {
+        tuple(a.shape for a in jax.tree.leaves(_slices.slices(entries(k).tocsr(), float, 300)))
+        for k in range(5)
+    }
+    assert len(shapes) == 1
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax.experimental.pallas.triton") is None, reason="no Pallas on Triton"
+)
+def test_the_kernel_is_lowered_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(linear, "available", lambda: True)
+    made = SparseMatrix.from_scipy(SCIPY)
+    call = jax.jit(jax.grad(loss)).trace(W, made)
+    assert "triton" in call.lower(lowering_platforms=("cuda",)).as_text()
+    near(call.lower().compile()(W, made), jax.grad(loss)(W, DENSE))  # and still runs on a CPU
 
 
 def test_gradient_agrees_with_scipy_by_hand():

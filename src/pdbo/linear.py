@@ -1,5 +1,6 @@
 """Linear models on large sparse data: a differentiable sparse matrix and logistic regression."""
 
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, PyTree
 
 from ._errors import ProblemError
+from ._slices import Slices, available, multiply, slices
 
 
 class Rows(eqx.Module):
@@ -22,6 +24,7 @@ class Rows(eqx.Module):
     columns: Array
     rows: Array
     starts: Array
+    slices: Slices | None  # the same once more, as a GPU wants it
 
 
 class SparseMatrix(eqx.Module):
@@ -35,8 +38,10 @@ class SparseMatrix(eqx.Module):
     Make one with `SparseMatrix.from_scipy`, and hand it to f and g as data of the problem: a
     matrix that is closed over becomes a constant of the program, slow to compile.
 
-    A CPU multiplies with the compressed rows (the kernel of `jax.experimental.sparse.BCSR`), a
-    GPU with sums over sorted segments.
+    A CPU multiplies with the compressed rows (the kernel of `jax.experimental.sparse.BCSR`), an
+    NVIDIA GPU with a kernel of its own for matrices made while it is the default device, and
+    anything else with sums over sorted segments. JAX 0.10.2 to 0.11.0 are reported to be slow at
+    these sums on a GPU.
     """
 
     direct: Rows
@@ -121,6 +126,7 @@ def _rows(matrix: Any, dtype: Any, room: int) -> Rows:
         jnp.asarray(np.pad(matrix.indices, (0, more)), jnp.int32),
         jnp.asarray(np.repeat(np.arange(matrix.shape[0]), np.diff(starts)), jnp.int32),
         jnp.asarray(starts),
+        slices(matrix, dtype, room) if available() else None,
     )
 
 
@@ -130,8 +136,10 @@ def _rows(matrix: Any, dtype: Any, room: int) -> Rows:
 _product = Primitive("sparse_product")
 
 
-def _matrix(leaves: Any) -> SparseMatrix:
-    return SparseMatrix(Rows(*leaves[:4]), Rows(*leaves[4:]))
+def _direct(leaves: Any) -> Rows:
+    half = len(leaves) // 2
+    more = leaves[4:half]
+    return Rows(*leaves[:4], slices=Slices(*more) if more else None)
 
 
 @_product.def_abstract_eval
@@ -143,17 +151,32 @@ def _(*operands: Any) -> Any:
 def _compressed(*operands: Any) -> Array:
     """With the compressed rows."""
     *leaves, w = operands
-    X = _matrix(leaves)
-    form = (X.direct.values, X.direct.columns, X.direct.starts)
-    return sparse.BCSR(form, shape=X.shape, indices_sorted=True, unique_indices=False) @ w
+    X = _direct(leaves)
+    shape = (X.starts.shape[0] - 1, w.shape[0])
+    return sparse.BCSR((X.values, X.columns, X.starts), shape=shape, indices_sorted=True) @ w
 
 
 def _summed(*operands: Any) -> Array:
     """With sums over sorted segments."""
     *leaves, w = operands
-    X = _matrix(leaves)
-    terms = X.direct.values[:, None] * w[X.direct.columns]
-    return jax.ops.segment_sum(terms, X.direct.rows, X.shape[0], indices_are_sorted=True)
+    X = _direct(leaves)
+    terms = X.values[:, None] * w[X.columns]
+    return jax.ops.segment_sum(terms, X.rows, X.starts.shape[0] - 1, indices_are_sorted=True)
+
+
+def _sliced(*operands: Any) -> Array:
+    """With a kernel for GPUs, where the matrix was made for it."""
+    *leaves, w = operands
+    X = _direct(leaves)
+    if X.slices is None:
+        return _summed(*operands)
+    return multiply(X.slices, X.starts.shape[0] - 1, w)
+
+
+def _lower_sliced(*arguments: Any) -> Any:
+    with warnings.catch_warnings():  # newer versions of JAX announce the end of Pallas on Triton
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return mlir.lower_fun(_sliced, multiple_results=False)(*arguments)
 
 
 def _jvp(primals: Any, tangents: Any) -> Any:
@@ -170,7 +193,8 @@ def _transpose(cotangent: Any, *operands: Any) -> Any:
     none = [None] * len(leaves)
     if isinstance(cotangent, ad.Zero):
         return [*none, cotangent]
-    return [*none, _product.bind(*leaves[4:], *leaves[:4], cotangent)]
+    half = len(leaves) // 2
+    return [*none, _product.bind(*leaves[half:], *leaves[:half], cotangent)]
 
 
 def _batch(operands: Any, axes: Any) -> Any:
@@ -199,6 +223,7 @@ mlir.register_lowering(_product, mlir.lower_fun(_summed, multiple_results=False)
 mlir.register_lowering(
     _product, mlir.lower_fun(_compressed, multiple_results=False), platform="cpu"
 )
+mlir.register_lowering(_product, _lower_sliced, platform="cuda")
 
 
 def scores(w: PyTree, X: Any) -> Array:

@@ -1,0 +1,112 @@
+"""The product of a sparse and a dense matrix on an NVIDIA GPU, as one Pallas kernel."""
+
+import importlib.util
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+# The fastest of 16 combinations on an H200 for 20 Newsgroups and 20 classes.
+HEIGHT = 32  # pieces of rows in a slice
+DEPTH = 16  # most entries in a piece: longer rows are cut
+WIDTH = 32  # columns of the dense matrix that one program works on
+WARPS = 8
+
+
+class Slices(eqx.Module):
+    """Pieces of rows in order of their length, HEIGHT of them side by side in a slice.
+
+    Slice s holds the lines `starts[s] : starts[s + 1]` of `values` and `columns`: the k-th of them
+    has the k-th entry of each piece. `rows[s]` says to which row a piece is to be added; it is
+    -1 - row where the piece is the whole row, and the number of rows where there is no piece.
+
+    Reference: Kreutzer, Hager, Wellein, Fehske & Bishop, SIAM J. Sci. Comput. 36 (2014), who call
+    it SELL-C-sigma; cutting long rows is added.
+    """
+
+    values: Array  # (entries, HEIGHT)
+    columns: Array
+    starts: Array
+    rows: Array  # (slices, HEIGHT)
+
+
+def available() -> bool:
+    """Whether the default device is an NVIDIA GPU and this JAX compiles Pallas kernels for it."""
+    if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        return False
+    return "cuda" in jax.devices()[0].client.platform_version.lower()
+
+
+def slices(matrix: Any, dtype: Any, room: int) -> Slices:
+    """The slices of a SciPy CSR matrix; their shapes depend on its shape and the room alone."""
+    count, lengths = matrix.shape[0], np.diff(matrix.indptr)
+    pieces = -(-lengths // DEPTH)
+    row = np.repeat(np.arange(count), pieces)
+    piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    start = matrix.indptr[row] + DEPTH * piece
+    size = np.minimum(DEPTH, matrix.indptr[row + 1] - start)
+    order = np.argsort(-size, kind="stable")
+    most = -(-(room // DEPTH + count) // HEIGHT)
+
+    def shaped(a: Any, fill: int) -> np.ndarray:
+        return np.pad(a[order], (0, most * HEIGHT - len(a)), constant_values=fill)
+
+    size, start = shaped(size, 0), shaped(start, 0)
+    row = shaped(np.where(pieces[row] == 1, -1 - row, row), count)
+    starts = np.concatenate([[0], np.cumsum(size.reshape(most, HEIGHT).max(1))])
+    # lengths fall from slice to slice, so what the shorter pieces leave empty adds up to DEPTH
+    shape = (room // HEIGHT + DEPTH + 2, HEIGHT)
+    values, columns = np.zeros(shape), np.zeros(shape, np.int32)
+    place, lane = np.repeat(starts[:-1], HEIGHT), np.tile(np.arange(HEIGHT), most)
+    for k in range(int(size.max(initial=0))):
+        has = size > k
+        values[place[has] + k, lane[has]] = matrix.data[start[has] + k]
+        columns[place[has] + k, lane[has]] = matrix.indices[start[has] + k]
+    return Slices(
+        jnp.asarray(values, dtype),
+        jnp.asarray(columns),
+        jnp.asarray(starts, jnp.int32),
+        jnp.asarray(row.reshape(most, HEIGHT), jnp.int32),
+    )
+
+
+def multiply(matrix: Slices, count: int, w: Array) -> Array:
+    """The product with w, `count` being the rows of the matrix."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    width = min(WIDTH, 1 << (w.shape[1] - 1).bit_length())
+
+    def one(values: Any, columns: Any, starts: Any, rows: Any, w: Any, _: Any, out: Any) -> None:
+        this = pl.program_id(0)
+        column = pl.program_id(1) * width + jnp.arange(width, dtype=jnp.int32)[None, :]
+        inside = jnp.broadcast_to(column < out.shape[1], (HEIGHT, width))
+        first, last = triton.load(starts.at[this]), triton.load(starts.at[this + 1])
+
+        def add(k: Any, total: Array) -> Array:
+            at = triton.load(columns.at[k, pl.ds(0, HEIGHT)])[:, None]
+            value = triton.load(values.at[k, pl.ds(0, HEIGHT)])[:, None]
+            return total + value * triton.load(w.at[at, column], mask=inside, other=0)
+
+        @pl.when(last > first)
+        def _() -> None:
+            total = lax.fori_loop(first, last, add, jnp.zeros((HEIGHT, width), out.dtype))
+            row = triton.load(rows.at[this, pl.ds(0, HEIGHT)])[:, None]
+            whole, part = row < 0, (row >= 0) & (row < count)
+            at = jnp.where(whole, -1 - row, jnp.where(part, row, 0))
+            triton.store(out.at[at, column], total, mask=inside & whole)
+            triton.atomic_add(out, (at, column), total, mask=inside & part)
+
+    call = pl.pallas_call(
+        one,
+        out_shape=jax.ShapeDtypeStruct((count, w.shape[1]), w.dtype),
+        grid=(matrix.starts.shape[0] - 1, -(-w.shape[1] // width)),
+        input_output_aliases={5: 0},
+        compiler_params=triton.CompilerParams(num_warps=WARPS),
+    )
+    zeros = jnp.zeros((count, w.shape[1]), w.dtype)
+    return call(matrix.values, matrix.columns, matrix.starts, matrix.rows, w, zeros)
