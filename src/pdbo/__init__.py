@@ -9,9 +9,11 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._compare import Comparison as Comparison
     from ._compare import compare as compare
     from ._errors import RESULTS as RESULTS
+    from ._errors import DataReplicated as DataReplicated
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
     from ._errors import StartProjected as StartProjected
+    from ._hosts import distributed as distributed
     from ._multistart import BestOf as BestOf
     from ._multistart import multistart as multistart
     from ._problem import Problem as Problem
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._sets import Product as Product
     from ._sets import Set as Set
     from ._sets import Simplex as Simplex
+    from ._shard import shard as shard
     from ._solution import Solution as Solution
     from ._solution import State as State
     from ._solve import solve as solve
@@ -55,11 +58,13 @@ __version__ = "0.1.0"
 _NAMES = {
     "_certificate": "Certificate certify",
     "_compare": "Comparison compare",
-    "_errors": "RESULTS ProblemError SolveError StartProjected",
+    "_errors": "DataReplicated RESULTS ProblemError SolveError StartProjected",
+    "_hosts": "distributed",
     "_multistart": "BestOf multistart",
     "_problem": "Problem",
     "_schedules": "Schedule Steps constant",
     "_sets": "Affine Ball Box Free Halfspace NonNegative Product Set Simplex",
+    "_shard": "shard",
     "_solution": "Solution State",
     "_solve": "solve",
     "_theory": "Bound Constants estimate_constants theory",

@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError
+from ._mesh import everywhere
 from ._minimize import Minimum, minimize
 from ._problem import (
     Problem,
@@ -112,6 +113,7 @@ def certify(
     x, y = check_point(problem, x, y, project=False)
     if multiplier is not None:
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
+        multiplier = multiplier if traced(multiplier) else everywhere(problem.mesh, multiplier)
     if traced(problem, x, y, multiplier, slack):
         return measure(problem, x, y, multiplier, slack, max_slack, iterations)
     return measure_double(problem, x, y, multiplier, slack, max_slack, iterations)

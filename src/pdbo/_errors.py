@@ -76,3 +76,7 @@ class SolveError(RuntimeError):
 
 class StartProjected(UserWarning):
     """A start lay outside its set and was replaced by its projection."""
+
+
+class DataReplicated(UserWarning):
+    """Some of the data could not be split over the devices, so that each of them holds it whole."""

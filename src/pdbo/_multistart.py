@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from ._certificate import certify
 from ._errors import RESULTS, ProblemError
+from ._mesh import everywhere
 from ._problem import Problem, check_point, check_problem, kind, whole_number
 from ._sets import Box, Product, Set
 from ._solution import Solution
@@ -72,7 +73,7 @@ def multistart(
         whole_number("starts", starts)
         x0, y0 = check_point(problem, x0s, y0s)
         x0s, y0s = _spread(problem, x0, y0, starts, radius, key)
-    x0s, y0s = jax.tree.map(jnp.asarray, (x0s, y0s))
+    x0s, y0s = everywhere(problem.mesh, jax.tree.map(jnp.asarray, (x0s, y0s)))
     counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves((x0s, y0s))}
     if len(counts) != 1 or counts == {()} or counts == {(0,)}:
         raise ProblemError(

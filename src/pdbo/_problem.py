@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError, StartProjected
+from ._mesh import everywhere, held_whole
 from ._renew import renew
 from ._sets import Free, Set
 
@@ -37,6 +39,7 @@ class Problem(eqx.Module):
     data: PyTree
     x_set: Set
     y_set: Set
+    mesh: Mesh | None
 
     def __init__(
         self,
@@ -53,13 +56,16 @@ class Problem(eqx.Module):
         )
         self.x_set = _set("x_set", x_set)
         self.y_set = _set("y_set", y_set)
+        self.mesh = None  # the devices `shard` spreads the data over
 
     def outer(self, x: PyTree, y: PyTree) -> Array:
         """The value of f."""
+        x, y = held_whole(self.mesh, (x, y))
         return self.f(x, y) if self.data is None else self.f(x, y, self.data)
 
     def inner(self, x: PyTree, y: PyTree) -> Array:
         """The value of g."""
+        x, y = held_whole(self.mesh, (x, y))
         return self.g(x, y) if self.data is None else self.g(x, y, self.data)
 
     def renewed(self) -> "Problem":
@@ -146,6 +152,7 @@ def check_point(
     check_functions(problem, x, y)
     if traced(problem, x, y):
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
+    x, y = everywhere(problem.mesh, (x, y))
     x, y, apart, values = _enter(problem, x, y, project)
     for name, distance in zip("xy", apart, strict=True):
         if project and distance > 0:

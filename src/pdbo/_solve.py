@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._certificate import ITERATIONS, MAX_SLACK, measure, measure_double
 from ._errors import RESULTS, ProblemError, SolveError
+from ._mesh import agree, everywhere, writes
 from ._problem import (
     Problem,
     check_functions,
@@ -140,6 +141,7 @@ def _begin(
                 f"{type(solver).__name__}."
             )
         state = state if solver is None else eqx.tree_at(lambda s: s.solver, state, solver)
+        state = state if traced(state) else everywhere(problem.mesh, state)
         point = state.solver.output(state.inner)
         problem.x_set.check(point.x, "x_set")
         problem.y_set.check(point.y, "y_set")
@@ -367,8 +369,10 @@ def _solve_host(
     start, until = int(run.step), int(run.step) + budget
     history: list[dict[str, np.ndarray]] = []
     inner_tol = tol
-    with Progress(start, until, tol, enabled=progress) as bar:
+    leads = writes(problem.mesh)
+    with Progress(start, until, tol, enabled=progress and leads) as bar:
         while True:
+            (records,) = agree(problem.mesh, bar.records(_ROWS) if leads else 0)
             chunk = _advance_jit(
                 problem,
                 run,
@@ -376,7 +380,7 @@ def _solve_host(
                 jnp.asarray(inner_tol),
                 jnp.asarray(every, jnp.int32),
                 jnp.asarray(first),
-                jnp.asarray(bar.records(_ROWS), jnp.int32),
+                jnp.asarray(records, jnp.int32),
                 _ROWS,
                 observe,
             )

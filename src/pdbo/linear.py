@@ -11,6 +11,7 @@ from jax import lax
 from jax.experimental import sparse
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from ._errors import ProblemError
@@ -109,6 +110,53 @@ class SparseMatrix(eqx.Module):
         """The same matrix with its zeros."""
         zeros = jnp.zeros(self.shape, self.dtype)
         return zeros.at[self.direct.rows, self.direct.columns].add(self.direct.values)
+
+
+class SplitMatrix(eqx.Module):
+    """A sparse matrix whose rows are shared out over the devices of a mesh, for products `X @ w`.
+
+    Made by `pdbo.shard`: the leading axis of each leaf of `blocks` counts the devices. The blocks
+    are given room for the same number of non-zeros.
+    """
+
+    blocks: SparseMatrix
+    mesh: Mesh = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, matrix: SparseMatrix, mesh: Mesh) -> "SplitMatrix":
+        """The rows of a matrix in as many blocks as there are devices, which must divide them."""
+        from scipy.sparse import csr_array
+
+        direct = jax.tree.map(np.asarray, matrix.direct)
+        form = (direct.values, direct.columns, direct.starts)
+        every = np.split(np.arange(matrix.shape[0]), mesh.size)
+        parts = [csr_array(form, shape=matrix.shape)[rows[0] : rows[-1] + 1] for rows in every]
+        room = max(part.nnz for part in parts)
+        blocks = [SparseMatrix.from_scipy(part, matrix.dtype, room) for part in parts]
+        return cls(jax.tree.map(lambda *leaves: np.stack(leaves), *blocks), mesh)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the whole matrix."""
+        count, starts = self.blocks.direct.starts.shape
+        return count * (starts - 1), self.blocks.transposed.starts.shape[1] - 1
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the entries, which is also that of w."""
+        return self.blocks.dtype
+
+    def __matmul__(self, w: Any) -> Array:
+        """The product with a dense vector or matrix, its rows where those of the matrix are."""
+
+        def product(blocks: SparseMatrix, w: Array) -> Array:
+            return jax.tree.map(lambda leaf: leaf[0], blocks) @ w
+
+        split = PartitionSpec(self.mesh.axis_names)
+        specs = {"in_specs": (split, PartitionSpec()), "out_specs": split}
+        return jax.shard_map(product, mesh=self.mesh, **specs, check_vma=False)(
+            self.blocks, jnp.asarray(w)
+        )
 
 
 def _kind(value: Any) -> str:

@@ -1,0 +1,84 @@
+"""Arrays on the devices of a mesh, and processes that must do the same thing."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+
+def whole(mesh: Mesh) -> NamedSharding:
+    """Every device holds all of an array."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    """The devices share an array out along its leading axis."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """An array on the devices of a sharding; on many hosts each hands over what is its own."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = put(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    value = np.asarray(leaf)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def everywhere(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """The arrays of a tree on every device, wherever they were; without a mesh as they are."""
+    if mesh is None:
+        return tree
+    return jax.tree.map(lambda leaf: put(leaf, whole(mesh)) if eqx.is_array(leaf) else leaf, tree)
+
+
+def held_whole(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """A traced tree that every device holds whole, and the cotangents of it likewise.
+
+    Without it the compiler may split x and y as it splits the data, and then no host can read them.
+    """
+    return tree if mesh is None else lax.with_sharding_constraint(tree, whole(mesh))
+
+
+def many_hosts(mesh: Mesh | None) -> bool:
+    """Whether the devices belong to more than one process."""
+    return mesh is not None and mesh.is_multi_process
+
+
+def writes(mesh: Mesh | None) -> bool:
+    """Whether this process is the one that writes files and shows progress: the first."""
+    return not many_hosts(mesh) or jax.process_index() == _first(mesh)
+
+
+def _first(mesh: Any) -> int:
+    return min(device.process_index for device in mesh.devices.flat)
+
+
+def agree(mesh: Mesh | None, *values: int) -> tuple[int, ...]:
+    """The largest of each value over the processes, so that all of them go on alike.
+
+    What a process sees of clocks and signals is its own; compiled code that differs from one
+    process to the next would wait for itself forever.
+    """
+    if not many_hosts(mesh):
+        return values
+    assert mesh is not None
+    mine = np.asarray([values], np.int32)
+    shape = (mesh.size, len(values))
+    spread = jax.make_array_from_callback(shape, rows(mesh), lambda _: mine)
+    return tuple(int(v) for v in np.asarray(_largest(spread, whole(mesh))))
+
+
+def _largest(spread: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return jax.jit(_columns, out_shardings=sharding)(spread)
+
+
+def _columns(spread: jax.Array) -> jax.Array:
+    return jnp.max(spread, axis=0)

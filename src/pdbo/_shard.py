@@ -1,0 +1,98 @@
+"""Many devices: the data of a problem split over them, everything else on each of them."""
+
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+from jaxtyping import PyTree
+
+from ._errors import DataReplicated, ProblemError
+from ._mesh import everywhere, put, rows, whole
+from ._problem import Problem, check_problem, kind
+from .linear import SparseMatrix, SplitMatrix
+
+
+def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -> Problem:
+    """The same problem with its data split over the devices of a mesh, row by row.
+
+    `solve`, `certify`, `multistart` and `compare` take it as they take any problem. Every leaf of
+    the data is split along its leading axis, a `pdbo.linear.SparseMatrix` by its rows; x and y are
+    held by every device, and the compiler adds the sums over the devices that f, g and their
+    gradients need. The functions stay as they are.
+
+    Arguments:
+        problem: the problem.
+        mesh: the devices, as from `jax.make_mesh((8,), ("data",))`: all axes together split the
+            rows. None is every device there is, of all hosts.
+        split: which leaves to split: True for all, or a tree of booleans shaped like the data or
+            its upper levels. A leaf with fewer rows than there are devices is never split; one
+            whose rows the devices do not divide evenly is held whole by each, with a warning.
+
+    On many hosts every process calls this with the same problem and data. A leaf that is already
+    spread over the mesh is kept as it is, so that no host needs to hold all of the data.
+    """
+    check_problem(problem)
+    if problem.mesh is not None:
+        raise ProblemError("the problem is split over devices already: shard the original.")
+    mesh = _automatic(mesh)
+    uneven = []
+
+    def one(path: Any, leaf: Any, wanted: bool) -> Any:
+        if not isinstance(leaf, SparseMatrix | jax.Array):
+            return leaf
+        if isinstance(leaf, jax.Array) and leaf.sharding.device_set == whole(mesh).device_set:
+            return leaf
+        count = leaf.shape[0] if leaf.shape and wanted else 0
+        if count < mesh.size or count % mesh.size:
+            if count > mesh.size:
+                uneven.append(f"data{jax.tree_util.keystr(path)} has {count}")
+            return everywhere(mesh, leaf)
+        if isinstance(leaf, SparseMatrix):
+            leaf = SplitMatrix.of(leaf, mesh)
+        return jax.tree.map(lambda array: put(array, rows(mesh)), leaf)
+
+    data = jax.tree_util.tree_map_with_path(
+        one, problem.data, _flags(problem.data, split), is_leaf=_is_matrix
+    )
+    if uneven:
+        warnings.warn(
+            f"{', '.join(uneven)} rows, which {mesh.size} devices do not divide evenly: each "
+            "device holds all of it. Drop or pad rows, or say so with split.",
+            DataReplicated,
+            stacklevel=2,
+        )
+    return eqx.tree_at(
+        lambda p: (p.data, p.mesh), problem, (data, mesh), is_leaf=lambda node: node is None
+    )
+
+
+def _is_matrix(node: Any) -> bool:
+    return isinstance(node, SparseMatrix)
+
+
+def _automatic(mesh: Any) -> Mesh:
+    """The mesh, its axes left to the compiler whatever they were declared to be."""
+    if mesh is None:
+        return Mesh(np.asarray(jax.devices()), ("data",))
+    if not isinstance(mesh, Mesh):
+        raise ProblemError(
+            f"mesh must be a jax.sharding.Mesh such as jax.make_mesh((8,), ('data',)), "
+            f"got {kind(mesh)}."
+        )
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
+
+
+def _flags(data: PyTree, split: PyTree) -> PyTree:
+    """One boolean for each leaf of the data."""
+    wrong = [leaf for leaf in jax.tree.leaves(split) if not isinstance(leaf, bool)]
+    if wrong:
+        raise ProblemError(f"split must hold True or False for each leaf, got {wrong[0]!r}.")
+    try:
+        return jax.tree.map(
+            lambda flag, part: jax.tree.map(lambda _: flag, part, is_leaf=_is_matrix), split, data
+        )
+    except ValueError:
+        raise ProblemError("split must be shaped like the data or its upper levels.") from None

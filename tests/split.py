@@ -1,0 +1,60 @@
+"""A problem with data of every kind, and its numbers on any devices, for tests to compare."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+import pdbo
+from pdbo.linear import SparseMatrix
+
+ROWS, COLUMNS = 48, 4
+X0, Y0 = np.zeros(ROWS), np.full(COLUMNS, 0.1)
+SOLVER = pdbo.PDBO(primal_step=0.05, inner_step=0.1)
+
+
+def problem() -> pdbo.Problem:
+    """Weighted least squares, one weight a row: x itself is as long as the data."""
+    draw = np.random.default_rng(0)
+    truth = draw.normal(size=COLUMNS)
+    train, validation = draw.normal(size=(2, ROWS, COLUMNS))
+    data = {
+        "train": (train, train @ truth + 0.1 * draw.normal(size=ROWS)),
+        "validation": (validation, validation @ truth),
+        "sparse": SparseMatrix.from_scipy(
+            scipy.sparse.random_array((ROWS, COLUMNS), density=0.5, rng=draw)
+        ),
+        "decay": 1e-2,
+        "count": ROWS,
+    }
+    return pdbo.Problem(outer, inner, data, y_set=pdbo.Box(-3.0, 3.0))
+
+
+def outer(x, y, data):
+    a, b = data["validation"]
+    return jnp.mean((a @ y - b) ** 2) + 0.1 * jnp.mean((data["sparse"] @ y - 1) ** 2)
+
+
+def inner(x, y, data):
+    a, b = data["train"]
+    loss = jnp.sum(jax.nn.sigmoid(x) * (a @ y - b) ** 2) / data["count"]
+    return loss + data["decay"] * jnp.sum(y**2)
+
+
+def numbers(solution: pdbo.Solution) -> dict[str, list]:
+    """What a run found, to compare with another."""
+    named = {k: getattr(solution, k) for k in ("x", "y", "multiplier", "f", "g")}
+    named |= {f"history.{k}": v for k, v in solution.history.items()}
+    named["eps"] = solution.certificate.eps
+    return {k: np.asarray(v).tolist() for k, v in named.items()}
+
+
+def worst(ours: dict[str, list], theirs: dict[str, list]) -> float:
+    """The largest difference of two runs, each relative to the largest entry."""
+    assert ours.keys() == theirs.keys()
+    apart = []
+    for name in ours:
+        a, b = np.asarray(ours[name]), np.asarray(theirs[name])
+        assert a.shape == b.shape, name
+        apart.append(np.max(np.abs(a - b), initial=0) / max(np.max(np.abs(b), initial=0), 1e-300))
+    return float(max(apart))
