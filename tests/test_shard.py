@@ -6,10 +6,10 @@ import re
 import jax
 import numpy as np
 import pytest
-from processes import finish, python, start
-from split import COLUMNS, ROWS, problem
 
 import pdbo
+from processes import finish, python, start
+from split import COLUMNS, ROWS, problem
 
 SAME = 1e-10
 

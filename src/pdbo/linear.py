@@ -131,7 +131,7 @@ class SplitMatrix(eqx.Module):
         form = (direct.values, direct.columns, direct.starts)
         every = np.split(np.arange(matrix.shape[0]), mesh.size)
         parts = [csr_array(form, shape=matrix.shape)[rows[0] : rows[-1] + 1] for rows in every]
-        room = max(part.nnz for part in parts)
+        room = max(1, *(part.nnz for part in parts))
         blocks = [SparseMatrix.from_scipy(part, matrix.dtype, room) for part in parts]
         return cls(jax.tree.map(lambda *leaves: np.stack(leaves), *blocks), mesh)
 
