@@ -4,6 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the table of contents; names are loaded when they are first used
+    from ._batches import Batches as Batches
+    from ._batches import Source as Source
     from ._certificate import Certificate as Certificate
     from ._certificate import certify as certify
     from ._compare import Comparison as Comparison
@@ -56,6 +58,7 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
 __version__ = "0.1.0"
 
 _NAMES = {
+    "_batches": "Batches Source",
     "_certificate": "Certificate certify",
     "_compare": "Comparison compare",
     "_errors": "DataReplicated RESULTS ProblemError SolveError StartProjected",

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._batches import Batches, reading
 from ._errors import ProblemError
 from ._mesh import everywhere
 from ._minimize import Minimum, minimize
@@ -85,16 +86,16 @@ def certify(
     *,
     slack: Any = None,
     max_slack: Any = MAX_SLACK,
-    iterations: int = ITERATIONS,
+    iterations: int | None = None,
 ) -> Certificate:
     r"""The certificate of a point, however it was found.
 
     Outside of jit and vmap it is computed in double precision, whatever that of the problem. The
     inner value is recomputed by a minimiser of its own, started at y, beside it and, where y has
-    at most 10,000 entries, at eight points drawn from Y: it is a global minimum only where these
-    find it. The multiplier given is tried, and so is the least-squares one,
-    $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$; the better
-    certificate is returned.
+    at most 10,000 entries and the data are not in `Batches`, at eight points drawn from Y: it is a
+    global minimum only where these find it. The multiplier given is tried, and so is the
+    least-squares one, $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
+    the better certificate is returned.
 
     At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. There the
     conditions are checked at a neighbour $(x, y_w)$ with $y_w$ near
@@ -107,16 +108,28 @@ def certify(
         slack: the relaxation to certify. None takes the smallest that makes the point feasible,
             but no more than `max_slack`.
         iterations: the most gradients of g spent on the inner value from each of its starts, and
-            again on the neighbour.
+            again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
-    x, y = check_point(problem, x, y, project=False)
-    if multiplier is not None:
-        multiplier = jnp.asarray(multiplier, trees.dtype(x))
-        multiplier = multiplier if traced(multiplier) else everywhere(problem.mesh, multiplier)
-    if traced(problem, x, y, multiplier, slack):
-        return measure(problem, x, y, multiplier, slack, max_slack, iterations)
-    return measure_double(problem, x, y, multiplier, slack, max_slack, iterations)
+    count: int = effort(problem) if iterations is None else iterations
+    with reading(problem):
+        x, y = check_point(problem, x, y, project=False)
+        if multiplier is not None:
+            multiplier = jnp.asarray(multiplier, trees.dtype(x))
+            multiplier = multiplier if traced(multiplier) else everywhere(problem.mesh, multiplier)
+        if traced(problem, x, y, multiplier, slack):
+            return measure(problem, x, y, multiplier, slack, max_slack, count)
+        return measure_double(problem, x, y, multiplier, slack, max_slack, count)
+
+
+def effort(problem: Problem, every: Any = None) -> Any:
+    """The gradients of g an inner value is worth: at a record in proportion to the steps before."""
+    data = problem.data if isinstance(problem.data, Batches) else None
+    if every is None:
+        return ITERATIONS if data is None else data.passes
+    if data is None:
+        return jnp.clip(every // 2, 20, 500)
+    return jnp.clip(every // (2 * data.steps_a_pass), min(20, data.passes), data.passes)
 
 
 def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
@@ -126,7 +139,8 @@ def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, co
             continue
         if not is_number(value) or not 0 <= value < np.inf:
             raise ProblemError(f"{name} must be one finite number >= 0, got {value!r}.")
-    whole_number("iterations", count)
+    if count is not None:
+        whole_number("iterations", count)
 
 
 def measure_double(
@@ -136,7 +150,7 @@ def measure_double(
     multiplier: Array | None,
     slack: Any,
     max_slack: Any,
-    iterations: int = ITERATIONS,
+    iterations: int,
 ) -> Certificate:
     """`measure` in double precision, whatever the precision of the problem.
 
@@ -293,9 +307,11 @@ def _inner_and_neighbour(
 def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
     """Where the inner minimum is looked for: y, beside it, and far from it where y is small.
 
-    A start beside y leaves maxima and saddles of g; the others find lower basins.
+    A start beside y leaves maxima and saddles of g; the others find lower basins. They are left out
+    where every gradient is a pass over data in batches.
     """
-    far = 8 if sum(leaf.size for leaf in jax.tree.leaves(y)) <= 10_000 else 0
+    small = sum(leaf.size for leaf in jax.tree.leaves(y)) <= 10_000
+    far = 8 if small and not isinstance(problem.data, Batches) else 0
 
     def draw(index: Array) -> PyTree:
         point = _around(problem.y_set, y, index)

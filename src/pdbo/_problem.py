@@ -1,5 +1,6 @@
 """The bilevel problem: two functions, two sets and the data they share."""
 
+import abc
 import inspect
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,17 @@ from ._renew import renew
 from ._sets import Free, Set
 
 
+class Parts(eqx.Module):
+    """Data of which f has one part and g another."""
+
+    outer: Any
+    inner: Any
+
+    @abc.abstractmethod
+    def value(self, function: Callable, part: Any, x: PyTree, y: PyTree) -> Array:
+        """The value of a function on its part."""
+
+
 class Problem(eqx.Module):
     r"""$\min_{x \in X,\ y \in S(x)} f(x, y)$ with $S(x) = \arg\min_{y \in Y} g(x, y)$.
 
@@ -29,6 +41,7 @@ class Problem(eqx.Module):
         data: a pytree of arrays handed to both functions. It is an argument of the compiled
             program, never a constant in it, so other data of the same shapes does not recompile.
             Floats are arrays too; Python integers stay what they are, a part of the program.
+            With `Batches` each function is called with a mini-batch of its own examples.
         x_set, y_set: closed convex sets for x and y.
 
     x, y and data are arbitrary pytrees; all entries of x and y share one floating dtype.
@@ -61,11 +74,15 @@ class Problem(eqx.Module):
     def outer(self, x: PyTree, y: PyTree) -> Array:
         """The value of f."""
         x, y = held_whole(self.mesh, (x, y))
+        if isinstance(self.data, Parts):
+            return self.data.value(self.f, self.data.outer, x, y)
         return self.f(x, y) if self.data is None else self.f(x, y, self.data)
 
     def inner(self, x: PyTree, y: PyTree) -> Array:
         """The value of g."""
         x, y = held_whole(self.mesh, (x, y))
+        if isinstance(self.data, Parts):
+            return self.data.value(self.g, self.data.inner, x, y)
         return self.g(x, y) if self.data is None else self.g(x, y, self.data)
 
     def renewed(self) -> "Problem":

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from jaxtyping import PyTree
 
+from ._batches import Batches
 from ._errors import DataReplicated, ProblemError
 from ._mesh import everywhere, put, rows, whole
 from ._problem import Problem, check_problem, kind
@@ -37,6 +38,8 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     check_problem(problem)
     if problem.mesh is not None:
         raise ProblemError("the problem is split over devices already: shard the original.")
+    if isinstance(problem.data, Batches) and problem.data.sources:
+        raise ProblemError("examples that a Source fetches cannot be split over devices.")
     mesh = _automatic(mesh)
     uneven = []
 

@@ -11,7 +11,8 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._certificate import ITERATIONS, MAX_SLACK, measure, measure_double
+from ._batches import check_means, reading
+from ._certificate import MAX_SLACK, effort, measure, measure_double
 from ._errors import RESULTS, ProblemError, SolveError
 from ._mesh import agree, everywhere, writes
 from ._problem import (
@@ -28,6 +29,7 @@ from ._progress import Progress
 from ._solution import Solution, State
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
+from .solvers._streamed import streamed
 
 STEPS = 10_000
 COLUMNS = [
@@ -89,7 +91,8 @@ def solve(
     _check_numbers(steps, tol, every)
     check_problem(problem)
     try:
-        run = _begin(problem, x0, y0, solver, state, key)
+        with reading(problem):
+            run = _begin(problem, x0, y0, solver, state, key)
         _check_observe(run, observe)
         own = run.solver.budget
         if own is not None and not traced(run.step) and int(run.step) >= own:
@@ -107,7 +110,8 @@ def solve(
 
     if traced(problem, run, tol):
         return _solve_traced(problem, run, budget, tol, every, state is None, observe)
-    solution = _solve_host(problem, run, budget, tol, every, state is None, observe, progress)
+    with reading(problem):
+        solution = _solve_host(problem, run, budget, tol, every, state is None, observe, progress)
     if throw and solution.result not in (RESULTS.success, RESULTS.max_steps, RESULTS.settled):
         raise SolveError(solution.message, solution)
     return solution
@@ -135,12 +139,10 @@ def _begin(
             raise ProblemError(
                 "give either a start (x0, y0) or a state to carry on from, not both."
             )
-        if solver is not None and type(solver) is not type(state.solver):
-            raise ProblemError(
-                f"the state belongs to {type(state.solver).__name__}, not to "
-                f"{type(solver).__name__}."
-            )
-        state = state if solver is None else eqx.tree_at(lambda s: s.solver, state, solver)
+        solver = streamed(problem, state.solver if solver is None else solver)
+        if solver.name != state.solver.name:
+            raise ProblemError(f"the state belongs to {state.solver.name}, not to {solver.name}.")
+        state = eqx.tree_at(lambda s: s.solver, state, solver)
         state = state if traced(state) else everywhere(problem.mesh, state)
         point = state.solver.output(state.inner)
         problem.x_set.check(point.x, "x_set")
@@ -149,8 +151,9 @@ def _begin(
         return state
     if x0 is None or y0 is None:
         raise ProblemError("x0 and y0 are needed: a start for x and one for y.")
-    solver = AutoPDBO() if solver is None else solver
+    solver = streamed(problem, AutoPDBO() if solver is None else solver)
     x, y = check_point(problem, x0, y0)
+    check_means(problem, x, y)
     key = jax.random.key(0) if key is None else key
     return (_launch if traced(problem, x, y, solver, key) else _launch_jit)(
         problem, x, y, solver, key
@@ -200,8 +203,6 @@ def _record(problem: Problem, run: State, every: Any, observe: Any) -> dict[str,
     point = run.solver.output(run.inner)
     f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
     slack = jnp.zeros_like(g) if point.slack is None else jnp.asarray(point.slack, g.dtype)
-    # an inner effort in proportion to the steps between two records
-    effort = jnp.clip(every // 2, 20, 500)
     certificate = measure(
         problem,
         point.x,
@@ -209,7 +210,7 @@ def _record(problem: Problem, run: State, every: Any, observe: Any) -> dict[str,
         point.multiplier,
         None,
         jnp.maximum(slack, MAX_SLACK),
-        effort,
+        effort(problem, every),
         neighbour=point.multiplier is None,
     )
     calls = run.solver.calls(run.inner)
@@ -335,7 +336,7 @@ def _solve_traced(
     run = _replay(problem, run, jnp.where(failed, every, 0))
     point = run.solver.output(run.inner)
     slack = MAX_SLACK if point.slack is None else jnp.maximum(point.slack, MAX_SLACK)
-    certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, ITERATIONS)
+    certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, effort(problem))
     settled = chunk.code == RESULTS.settled
     sound = settled | (chunk.code == _RUNNING) | (chunk.code == RESULTS.success)
     ended = jnp.where(settled, RESULTS.settled, RESULTS.max_steps)
@@ -405,7 +406,9 @@ def _conclude(
     """The solution at a state, its certificate recomputed in double precision."""
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
-    certificate = measure_double(problem, point.x, point.y, point.multiplier, None, max_slack)
+    certificate = measure_double(
+        problem, point.x, point.y, point.multiplier, None, max_slack, effort(problem)
+    )
     if code in (_RUNNING, RESULTS.success, RESULTS.settled):
         ended = RESULTS.settled if code == RESULTS.settled else RESULTS.max_steps
         code = RESULTS.success if certificate.eps <= tol else ended

@@ -34,9 +34,19 @@ class Solver(eqx.Module):
     """
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
     def budget(self) -> int | None:
         """The most steps a run of this solver takes; None where it sets no limit itself."""
         return None
+
+    @property
+    def exact(self) -> str:
+        """Why the method needs exact values, in a few words; empty where mini-batches will do."""
+        return ""
 
     @abc.abstractmethod
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> Any:

@@ -98,6 +98,11 @@ class ProximalPDBO(Solver):
         """K T iterations, where K is given."""
         return None if self.rounds is None else self.rounds * self.round_steps
 
+    @property
+    def exact(self) -> str:
+        """The best round is chosen by a certificate, the last and a random one are not."""
+        return 'choose="best" compares certificates' if self.choose == "best" else ""
+
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> ProximalPDBOState:
         """The state at the start of the first round."""
         inner = self.inner.start(x, y, average=True)

@@ -1,0 +1,395 @@
+"""Data in mini-batches: drawn for the steps, passed over in full for values and certificates."""
+
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, PyTree
+
+from . import _trees as trees
+from ._errors import ProblemError
+from ._problem import Parts, Problem, traced, whole_number
+
+PASSES = 200
+"""The most full passes over the data that an inner solve of a certificate takes."""
+
+_CHUNK = 2**24  # bytes of examples a full pass takes at a time, unless told
+_MOST = 2**31 - 1
+_ROUNDS = 32  # of the shuffle
+
+
+class Source:
+    """Examples kept outside of memory: how many there are, and how to fetch some of them.
+
+    Arguments:
+        length: the number of examples.
+        take: `take(indices)`, with a NumPy array of whole numbers from 0 to length - 1, returns
+            those examples: a pytree of NumPy arrays with one entry per index along their leading
+            axis. It has to return the same for the same indices, and is called in a thread.
+
+    The examples asked for next are fetched while the last ones are worked on.
+    """
+
+    def __init__(self, length: int, take: Callable[[np.ndarray], PyTree]):
+        whole_number("length", length)
+        if not callable(take):
+            raise ProblemError(f"take must be a function, got {type(take).__name__}.")
+        self.length = int(length)
+        self.error: Exception | None = None
+        self._take = take
+        self._lock = threading.Lock()
+        self._ahead: dict[bytes, concurrent.futures.Future] = {}
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        try:
+            self.example = self._read(np.zeros(1, np.int64))
+        except Exception as error:
+            raise ProblemError(f"take cannot fetch example 0: {_brief(error)}") from error
+        _count("what take returns", self.example, "examples")
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", self.example)
+        return f"Source({self.length}, {shapes})"
+
+    def specification(self, count: int) -> PyTree:
+        """The shapes and dtypes of so many examples, as JAX has them."""
+
+        def one(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), dtype)
+
+        return jax.tree.map(one, self.example)
+
+    def fetch(self, indices: Any, following: Any) -> PyTree:
+        """The examples of some indices; those that follow are fetched in the background."""
+        indices, following = np.asarray(indices, np.int64), np.asarray(following, np.int64)
+        with self._lock:
+            found = self._ahead.pop(indices.tobytes(), None)
+        try:
+            examples = self._read(indices) if found is None else found.result()
+        except Exception as error:
+            self.error = error
+            raise
+        with self._lock:
+            if self._thread is None:
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, "pdbo-source")
+            while len(self._ahead) >= 4:  # what nobody asked for
+                self._ahead.pop(next(iter(self._ahead)))
+            key = following.tobytes()
+            if key not in self._ahead:
+                self._ahead[key] = self._thread.submit(self._read, following)
+        return examples
+
+    def _read(self, indices: np.ndarray) -> PyTree:
+        found = jax.tree.map(np.asarray, self._take(indices))
+        if not hasattr(self, "example"):
+            return found
+        same = jax.tree.structure(found) == jax.tree.structure(self.example) and all(
+            a.shape == (len(indices), *b.shape[1:]) and a.dtype == b.dtype
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(self.example), strict=True)
+        )
+        if not same:
+            raise ValueError(
+                "take returned arrays of another structure, shape or dtype than for example 0"
+            )
+        return found
+
+
+class Cursor(eqx.Module):
+    """Where a stream stands: the words of its key, the epoch and the examples used of it."""
+
+    words: Array
+    epoch: Array
+    offset: Array
+
+
+class Stream(eqx.Module):
+    """The examples of one function, in memory or in a source, and how many it takes at a time."""
+
+    examples: PyTree
+    source: Source | None = eqx.field(static=True)
+    length: int = eqx.field(static=True)
+    size: int = eqx.field(static=True)
+    chunk: int = eqx.field(static=True)
+
+    def begin(self, key: Array) -> Cursor:
+        """The start of the first epoch."""
+        words = jax.random.bits(key, (2,), jnp.uint32)
+        return Cursor(words, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+    def draw(self, cursor: Cursor) -> tuple[PyTree, Cursor]:
+        """The next batch. Where it is all there is, it comes in its order."""
+        onward = self._advance(cursor)
+        if self.size == self.length:
+            every = jnp.arange(self.length, dtype=jnp.int32)
+            return (self.examples if self.source is None else self._take(every, every)), onward
+        return self._take(self.indices(cursor), self.indices(onward)), onward
+
+    def indices(self, cursor: Cursor) -> Array:
+        """The examples of the batch that begins at a cursor; it may reach into the next epoch."""
+        return shuffled(cursor.words, cursor.epoch, cursor.offset, self.size, self.length)
+
+    def mean(self, function: Callable, x: PyTree, y: PyTree) -> Array:
+        """The value of a function on all examples, put together from those of chunks."""
+        whole, rest = divmod(self.length, self.chunk)
+        if whole == 1 and rest == 0 and self.source is None:
+            return _at(function, x, y, self.examples)
+
+        def part(x: PyTree, y: PyTree, start: Array, count: int) -> Array:
+            indices = start + jnp.arange(count, dtype=jnp.int32)
+            ahead = (indices + count) % self.length
+            if self.source is None:
+                cut = lambda a: lax.dynamic_slice_in_dim(a, start, count)  # noqa: E731
+                return _at(function, x, y, jax.tree.map(cut, self.examples))
+            return _at(function, x, y, self._take(indices, ahead))
+
+        part = jax.checkpoint(part, static_argnums=3)  # a gradient keeps one chunk, not all
+        weight = self.chunk / self.length
+
+        def add(total: Array, start: Array) -> tuple[Array, None]:
+            return total + weight * part(x, y, start, self.chunk), None
+
+        starts = self.chunk * jnp.arange(whole, dtype=jnp.int32)
+        total, _ = lax.scan(add, jnp.zeros((), trees.dtype((x, y))), starts)
+        if rest:
+            last = jnp.asarray(whole * self.chunk, jnp.int32)
+            total = total + rest / self.length * part(x, y, last, rest)
+        return total
+
+    def _advance(self, cursor: Cursor) -> Cursor:
+        offset = cursor.offset - (self.length - self.size)  # no sum that overflows
+        over = offset >= 0
+        return Cursor(
+            cursor.words,
+            cursor.epoch + over.astype(jnp.int32),
+            jnp.where(over, offset, offset + self.length),
+        )
+
+    def _take(self, indices: Array, following: Array) -> PyTree:
+        if self.source is None:
+            return jax.tree.map(lambda a: a[indices], self.examples)
+        source, like = self.source, self.source.specification(len(indices))
+
+        def fetch(*asked: Any) -> PyTree:  # in a thread, where JAX's settings are not this one's
+            return jax.tree.map(lambda a, b: np.asarray(a, b.dtype), source.fetch(*asked), like)
+
+        return jax.pure_callback(fetch, like, indices, following, vmap_method="sequential")
+
+
+class Batches(Parts):
+    """Data of which every step sees a mini-batch: one of f's examples and one of g's.
+
+    `Problem(f, g, data=Batches(outer, inner, size))` calls `f(x, y, batch)` with examples of
+    `outer` and `g(x, y, batch)` with examples of `inner`. Both have to be **means over the examples
+    of their batch**, plus terms that no example enters, such as a regulariser. Then a batch's
+    gradient is right on average, and f and g themselves, which histories and certificates are
+    about, are put together from passes over all examples in chunks.
+
+    Arguments:
+        outer, inner: the examples, pytrees of arrays with one leading axis for the examples, the
+            same data for both where f and g share them. NumPy and JAX arrays are kept in memory and
+            batched inside the compiled loop. With a `numpy.memmap` among the arrays, or given as a
+            `Source`, examples are fetched batch by batch while the run goes on, so that there may
+            be more of them than memory holds.
+        size: how many examples a batch has, or a pair: those of f and those of g.
+        chunk: how many examples a full pass takes at a time; as many as 16 MB hold unless given,
+            and no fewer than a batch has.
+        passes: the most passes over all examples that an inner solve of a certificate takes.
+
+    The two streams are independent. Each goes through all its examples once an epoch, in an order
+    drawn anew for every epoch from the key given to `solve`; where an epoch does not divide into
+    batches, a batch goes on into the next. A batch that holds all examples is used as it is. All
+    inner steps of an iteration use its one batch, and oracle calls count gradients of batches.
+    Where the stream stands is a part of the solution's state, so a run carries on bit for bit.
+
+    A function that has parameters of its own for every example, such as a weight, finds them by an
+    index put among the examples: `{"X": X, "index": np.arange(len(X))}`.
+    """
+
+    outer: Stream
+    inner: Stream
+    passes: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        outer: PyTree,
+        inner: PyTree,
+        size: int | tuple[int, int],
+        *,
+        chunk: int | None = None,
+        passes: int = PASSES,
+    ):
+        sizes = size if isinstance(size, tuple) else (size, size)
+        if len(sizes) != 2:
+            raise ProblemError(f"size must be a number or a pair of them, got {size!r}.")
+        if chunk is not None:
+            whole_number("chunk", chunk)
+        whole_number("passes", passes)
+        self.outer = _stream("outer", outer, sizes[0], chunk)
+        self.inner = _stream("inner", inner, sizes[1], chunk)
+        self.passes = int(passes)
+
+    @property
+    def sources(self) -> list[Source]:
+        """Those that fetch examples from outside of memory."""
+        return [s.source for s in (self.outer, self.inner) if s.source is not None]
+
+    @property
+    def steps_a_pass(self) -> int:
+        """The steps after which g has seen all its examples."""
+        return -(-self.inner.length // self.inner.size)
+
+    def value(self, function: Callable, part: Stream, x: PyTree, y: PyTree) -> Array:
+        """The value of a function on all the examples it has."""
+        return part.mean(function, x, y)
+
+
+class Drawn(Parts):
+    """One batch for each of the two functions."""
+
+    def value(self, function: Callable, part: PyTree, x: PyTree, y: PyTree) -> Array:
+        return _at(function, x, y, part)
+
+
+def check_means(problem: Problem, x: PyTree, y: PyTree) -> None:
+    """Raise a ProblemError where a function is no mean over the examples of its batch."""
+    if not isinstance(problem.data, Batches) or traced(problem, x, y):
+        return
+    for name, call, stream in (
+        ("f", problem.f, problem.data.outer),
+        ("g", problem.g, problem.data.inner),
+    ):
+        if stream.length < 2:
+            continue
+        count = max(min(stream.size, 32) // 2, 1)
+        together, apart = (float(v) for v in _halves(call, stream, x, y, count))
+        tolerance = 1e3 * float(jnp.finfo(trees.dtype((x, y))).eps)
+        if np.isfinite(together) and abs(together - apart) > tolerance * max(abs(together), 1e-30):
+            raise ProblemError(
+                f"{name} is not a mean over the examples of its batch: on {2 * count} of them it "
+                f"is {together:.6g}, on one half and the other {apart:.6g} on average."
+            )
+
+
+@eqx.filter_jit
+def _halves(
+    function: Callable, stream: Stream, x: PyTree, y: PyTree, count: int
+) -> tuple[Array, Array]:
+    """The value on a few examples, and the mean of those on either half of them."""
+    indices = jnp.arange(2 * count, dtype=jnp.int32)
+    batch = stream._take(indices, indices)
+    halves = [jax.tree.map(lambda a: a[i : i + count], batch) for i in (0, count)]  # noqa: B023
+    first, second = (_at(function, x, y, half) for half in halves)
+    return _at(function, x, y, batch), 0.5 * (first + second)
+
+
+@contextlib.contextmanager
+def reading(problem: Any) -> Iterator[None]:
+    """Turn a failure of the problem's sources into one sentence."""
+    data = problem.data if isinstance(problem, Problem) else None
+    sources = data.sources if isinstance(data, Batches) else []
+    for source in sources:
+        source.error = None
+    try:
+        yield
+    except Exception as error:
+        failed = next((s.error for s in sources if s.error is not None), None)
+        if failed is None:
+            raise
+        raise ProblemError(f"examples could not be fetched: {_brief(failed)}") from error
+
+
+def shuffled(words: Array, epoch: Array, offset: Array, count: int, length: int) -> Array:
+    r"""Entries `offset` to `offset + count` of a permutation that key and epoch decide.
+
+    A swap-or-not shuffle: every round pairs i with $k_r - i$ mod n and swaps the pair on a hashed
+    bit, so that an entry is found without the others and the memory of a permutation. Positions
+    beyond the end are the first of the next epoch.
+
+    Reference: Hoang, Morris & Rogaway, An Enciphering Scheme Based on a Card Shuffle (2012).
+    """
+    n = jnp.asarray(length, jnp.uint32)
+    position = offset.astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+    late = position >= n
+    epoch_ = epoch.astype(jnp.uint32) + late.astype(jnp.uint32)
+    pivot = _mix(_mix(epoch_ ^ words[0]) ^ words[1])
+    coin = _mix(_mix(epoch_ ^ words[1]) + words[0])
+
+    def swap(index: Array, step: Array) -> tuple[Array, None]:
+        partner = _mix(pivot + step) % n + n - index
+        partner = jnp.where(partner >= n, partner - n, partner)
+        bit = _mix(jnp.maximum(index, partner) ^ _mix(coin + step)) >> 31
+        return jnp.where(bit == 1, partner, index), None
+
+    steps = jnp.arange(1, _ROUNDS + 1, dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
+    first = jnp.where(late, position - n, position)
+    return lax.scan(swap, first, steps, unroll=4)[0].astype(jnp.int32)
+
+
+def _mix(v: Array) -> Array:
+    """The finaliser of MurmurHash3: every bit of v touches every bit of the result."""
+    v = (v ^ (v >> 16)) * jnp.uint32(0x85EBCA6B)
+    v = (v ^ (v >> 13)) * jnp.uint32(0xC2B2AE35)
+    return v ^ (v >> 16)
+
+
+def _at(function: Callable, x: PyTree, y: PyTree, batch: PyTree) -> Array:
+    """A function's value on a batch, whose floating entries take the dtype of x and y."""
+    return function(x, y, trees.astype(batch, trees.dtype((x, y))))
+
+
+def _stream(name: str, given: Any, size: Any, chunk: int | None) -> Stream:
+    source = given if isinstance(given, Source) else None
+    if source is None:
+        length = _count(name, given, "examples")
+        if any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(given)):
+            source = Source(length, lambda indices: jax.tree.map(lambda a: a[indices], given))
+    else:
+        length = source.length
+    whole_number("size", size)
+    if size > length:
+        raise ProblemError(f"size must be at most the {length} examples of {name}, got {size}.")
+    if length > _MOST:
+        raise ProblemError(f"{name} must have at most {_MOST:,} examples, got {length:,}.")
+    example = jax.tree.map(lambda a: a[:1], given) if source is None else source.example
+    bytes_ = sum(leaf.nbytes for leaf in jax.tree.leaves(example))
+    fits = max(_CHUNK // max(bytes_, 1), size) if chunk is None else chunk
+    examples = jax.tree.map(jnp.asarray, given) if source is None else None
+    return Stream(examples, source, length, int(size), int(min(fits, length)))
+
+
+def _count(name: str, examples: PyTree, what: str) -> int:
+    """The length of the leading axis that all arrays share."""
+    leaves = jax.tree_util.tree_leaves_with_path(examples)
+    if not leaves:
+        raise ProblemError(f"{name} holds no arrays: it must be a pytree of arrays of {what}.")
+    lengths: dict[int, str] = {}
+    for path, leaf in leaves:
+        where = name + jax.tree_util.keystr(path)
+        if not isinstance(leaf, np.ndarray | jax.Array) or np.ndim(leaf) == 0:
+            raise ProblemError(
+                f"{where} must be an array with a leading axis of {what}, got "
+                f"{type(leaf).__name__}."
+            )
+        lengths.setdefault(leaf.shape[0], where)
+    if len(lengths) > 1:
+        (a, at_a), (b, at_b) = list(lengths.items())[:2]
+        raise ProblemError(
+            f"all arrays of {name} need the same number of {what}, but {at_a} has {a} and {at_b} "
+            f"has {b}."
+        )
+    (length,) = lengths
+    if length == 0:
+        raise ProblemError(f"{name} holds no {what}: its arrays are empty.")
+    return length
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(" .:") + "."

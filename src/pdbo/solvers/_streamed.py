@@ -1,0 +1,79 @@
+"""Any solver on mini-batches: the step sees the problem through the next two."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, PyTree
+
+from .._batches import Batches, Cursor, Drawn
+from .._errors import ProblemError
+from .._problem import Problem
+from ._base import Calls, Point, Solver
+
+_OUTER, _INNER = 2**31 - 1, 2**31 - 2  # what the two streams fold into the key
+
+
+class StreamedState(eqx.Module):
+    """A solver's state and where the two streams stand."""
+
+    solver: Any
+    outer: Cursor
+    inner: Cursor
+
+
+class Streamed(Solver):
+    """A solver whose every step sees the problem through a batch of its own."""
+
+    solver: Solver
+
+    @property
+    def name(self) -> str:
+        """The solver's, with what it runs on."""
+        return f"{self.solver.name} on mini-batches"
+
+    @property
+    def budget(self) -> int | None:
+        """The solver's."""
+        return self.solver.budget
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> StreamedState:
+        """The solver's state, and both streams at their first epoch."""
+        data = problem.data
+        return StreamedState(
+            self.solver.init(problem, x, y, key),
+            data.outer.begin(jax.random.fold_in(key, _OUTER)),
+            data.inner.begin(jax.random.fold_in(key, _INNER)),
+        )
+
+    def step(self, problem: Problem, state: StreamedState) -> StreamedState:
+        """The solver's step on the next two batches."""
+        outer, outer_cursor = problem.data.outer.draw(state.outer)
+        inner, inner_cursor = problem.data.inner.draw(state.inner)
+        seen = eqx.tree_at(lambda p: p.data, problem, Drawn(outer, inner))
+        return StreamedState(self.solver.step(seen, state.solver), outer_cursor, inner_cursor)
+
+    def output(self, state: StreamedState) -> Point:
+        """The solver's."""
+        return self.solver.output(state.solver)
+
+    def settled(self, state: StreamedState) -> Any:
+        """The solver's."""
+        return self.solver.settled(state.solver)
+
+    def calls(self, state: StreamedState) -> Calls:
+        """The solver's, each a gradient of one batch."""
+        return self.solver.calls(state.solver)
+
+
+def streamed(problem: Problem, solver: Solver) -> Solver:
+    """The solver as this problem's data needs it; a ProblemError where batches are not for it."""
+    solver = solver.solver if isinstance(solver, Streamed) else solver
+    if not isinstance(problem.data, Batches):
+        return solver
+    if solver.exact:
+        raise ProblemError(
+            f"{solver.name} cannot run on mini-batches: {solver.exact}; choose another "
+            "solver, such as pdbo.PDBO(...), or give the data as they are, without Batches."
+        )
+    return Streamed(solver)
