@@ -18,7 +18,7 @@ import numpy as np
 
 import pdbo
 
-from .record import median_seconds, write
+from .record import median_seconds, seconds_per_turn, write
 
 TOY = pdbo.Problem(
     f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
@@ -70,7 +70,7 @@ def compilation(repeats: int = 5) -> dict[str, float]:
     return {"seconds": float(first - second), "second_call_seconds": float(second)}
 
 
-def copy_bandwidth(size: int, seconds_each: Any) -> float:
+def copy_bandwidth(size: int) -> float:
     """Bytes read and written per second: NumPy's copy on a CPU, a compiled loop elsewhere."""
     if jax.default_backend() == "cpu":
         source, target = np.ones(size, np.float32), np.zeros(size, np.float32)
@@ -82,7 +82,7 @@ def copy_bandwidth(size: int, seconds_each: Any) -> float:
 
     block = jnp.ones(size)
     jax.block_until_ready(add(block, 1))
-    return 8 * size / seconds_each(lambda k: add(block, k))
+    return 8 * size / seconds_per_turn(lambda k: add(block, k))
 
 
 def memory_speed(variables: int = 10_000_000, inner_steps: int = 5) -> dict[str, float]:
@@ -103,16 +103,11 @@ def memory_speed(variables: int = 10_000_000, inner_steps: int = 5) -> dict[str,
     def run(solver: Any, state: Any, steps: Any) -> Any:
         return jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
 
-    def seconds_each(call: Any) -> float:
-        """Seconds per turn of a compiled loop, what it costs to start it taken off."""
-        long, short = (median_seconds(lambda k=k: call(k), 3) for k in (22, 2))
-        return (long - short) / 20
-
     jax.block_until_ready(run(solver, state, 1))
     shares, bandwidths = [], []
     for _ in range(5):  # side by side, since the machine is shared
-        bandwidth = copy_bandwidth(variables, seconds_each)
-        seconds = seconds_each(lambda k: run(solver, state, k))
+        bandwidth = copy_bandwidth(variables)
+        seconds = seconds_per_turn(lambda k: run(solver, state, k))
         shares.append((5 * inner_steps + 8) * n * 4 / seconds / bandwidth)
         bandwidths.append(bandwidth / 1e9)
     return {

@@ -47,3 +47,9 @@ def median_seconds(call: Callable[[], Any], repeats: int = 7) -> float:
         jax.block_until_ready(call())
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def seconds_per_turn(call: Callable[[int], Any], turns: int = 20) -> float:
+    """Seconds per turn of a compiled loop, what it costs to start it taken off."""
+    long, short = (median_seconds(lambda k=k: call(k), 3) for k in (turns + 2, 2))
+    return (long - short) / turns

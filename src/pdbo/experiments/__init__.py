@@ -59,6 +59,13 @@ EXPERIMENTS = {
     "digits": Experiment(
         "one l2 hyperparameter per weight of a classifier of digits", (45, 9), ("sklearn",)
     ),
+    "newsgroups": Experiment(
+        "one l2 hyperparameter per weight, or per word, of a classifier of 20 Newsgroups",
+        (21600, 90),
+        ("sklearn",),
+        data="20 Newsgroups",
+        download=True,
+    ),
 }
 
 PROBLEMS = (  # noqa: SIM905

@@ -1,7 +1,7 @@
 """A solver's path, start by start, as one compiled scan."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,12 +15,16 @@ from ..solvers import Point, Solver
 
 
 class Trace(NamedTuple):
-    """The rows observed, the last point, the oracle calls of one start and the seconds of all."""
+    """The rows observed, the last point, the oracle calls of one start, the seconds of all.
+
+    `memory` is what the compiled program holds at most, in bytes: its data, state and scratch.
+    """
 
     rows: dict[str, np.ndarray]
     last: Point
     calls: dict[str, int]
     seconds: float
+    memory: int
 
 
 def point(problem: Problem, at: Point) -> dict[str, Any]:
@@ -50,8 +54,31 @@ def trace(
         observe: what a row holds.
         batched_problem: whether the arrays of the problem have the leading axis too.
     """
+    axes = (None, eqx.if_array(0) if batched_problem else None, 0, 0, None)
+    batch = eqx.filter_vmap(_path(steps, every, observe), in_axes=axes)
+    return _timed(batch, [(solver, problem, x0, y0, jax.random.key(seed))])[0]
 
-    def one(problem: Problem, x: Any, y: Any, key: Any) -> Any:
+
+def trace_each(
+    problems: Sequence[Problem],
+    solver: Solver,
+    starts: Sequence[tuple[Any, Any]],
+    *,
+    steps: int,
+    every: int,
+    seed: int,
+    observe: Callable[[Problem, Point], dict[str, Any]],
+) -> list[Trace]:
+    """Problems of one shape too large for a batch, one after the other in one compiled program."""
+    pairs = zip(problems, starts, strict=True)
+    arguments = [(solver, problem, *start, jax.random.key(seed)) for problem, start in pairs]
+    return _timed(_path(steps, every, observe), arguments)
+
+
+def _path(steps: int, every: int, observe: Callable) -> Callable:
+    """The rows, the last point and the calls of one run."""
+
+    def path(solver: Solver, problem: Problem, x: Any, y: Any, key: Any) -> Any:
         state = solver.init(problem, x, y, key)
 
         def row(state: Any, _: Any) -> Any:
@@ -63,12 +90,20 @@ def trace(
         rows = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), first, rows)
         return rows, solver.output(state), solver.calls(state)
 
-    axes = (eqx.if_array(0) if batched_problem else None, 0, 0, None)
-    arguments = (problem, x0, y0, jax.random.key(seed))
-    batch: Any = eqx.filter_jit(eqx.filter_vmap(one, in_axes=axes))
-    compiled = batch.lower(*arguments).compile()
-    start = time.perf_counter()
-    rows, last, calls = jax.block_until_ready(compiled(*arguments))
-    seconds = time.perf_counter() - start
-    counts = {k: int(np.max(v)) for k, v in calls._asdict().items()}
-    return Trace({k: np.asarray(v) for k, v in rows.items()}, last, counts, seconds)
+    return path
+
+
+def _timed(function: Callable, runs: list[tuple]) -> list[Trace]:
+    compiled: Any = eqx.filter_jit(function).lower(*runs[0]).compile()  # pyright: ignore[reportFunctionMemberAccess]
+    found = compiled.compiled.memory_analysis()
+    parts = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
+    memory = sum(parts) - found.alias_size_in_bytes
+    traces = []
+    for arguments in runs:
+        start = time.perf_counter()
+        rows, last, calls = jax.block_until_ready(compiled(*arguments))
+        seconds = time.perf_counter() - start
+        counts = {k: int(np.max(v)) for k, v in calls._asdict().items()}
+        found_rows = {k: np.asarray(v) for k, v in rows.items()}
+        traces.append(Trace(found_rows, last, counts, seconds, memory))
+    return traces

@@ -1,0 +1,183 @@
+"""Sparse products: against SciPy by hand, per product, and a whole iteration with its roofline.
+
+Run as `python -m benchmarks.sparse`; on an accelerator the same command measures that. The matrix
+is random, of the size of half of 20 Newsgroups' training documents and as uneven: word frequencies
+fall like 1 / rank. Every figure is written to benchmarks/records/sparse-DEVICE.json.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+import pdbo
+from pdbo import linear
+
+from .core import copy_bandwidth
+from .record import median_seconds, seconds_per_turn, write
+
+DOCUMENTS, WORDS, CLASSES, LENGTH = 5657, 130_107, 20, 220
+INNER_STEPS = 5
+
+
+def documents(seed: int) -> tuple[Any, np.ndarray]:
+    """A matrix of word frequencies with rows of length one, and random labels."""
+    draw = np.random.default_rng(seed)
+    ranks = (WORDS ** draw.random((DOCUMENTS, LENGTH))).astype(np.int32) - 1
+    rows = np.repeat(np.arange(DOCUMENTS), LENGTH)
+    shape = (DOCUMENTS, WORDS)
+    counts = scipy.sparse.csr_matrix((np.ones(rows.size), (rows, ranks.ravel())), shape)
+    counts.sum_duplicates()
+    length = np.sqrt(np.asarray(counts.multiply(counts).sum(1)).ravel())
+    scaled = scipy.sparse.csr_matrix(scipy.sparse.diags(1 / length) @ counts)
+    return scaled, draw.integers(CLASSES, size=DOCUMENTS, dtype=np.int32)
+
+
+def gradient(dtype: Any = np.float32, repeats: int = 15) -> dict[str, float]:
+    """Value and gradient of the logistic loss, against SciPy's products and NumPy's softmax."""
+    matrix, labels = documents(0)
+    matrix = matrix.astype(dtype)
+    w = 0.1 * np.random.default_rng(1).normal(size=(WORDS, CLASSES)).astype(dtype)
+
+    def by_hand() -> Any:
+        scores = matrix @ w
+        top = scores.max(1, keepdims=True)
+        powers = np.exp(scores - top)
+        total = powers.sum(1, keepdims=True)
+        right = scores[np.arange(DOCUMENTS), labels]
+        value = np.mean(np.log(total[:, 0]) + top[:, 0] - right)
+        residual = powers / total
+        residual[np.arange(DOCUMENTS), labels] -= 1
+        return value, matrix.T @ (residual / DOCUMENTS)
+
+    X, y = linear.SparseMatrix.from_scipy(matrix, dtype), jnp.asarray(labels)
+    weights = {"weights": jnp.asarray(w), "offsets": jnp.zeros(CLASSES, dtype)}
+    ours = jax.jit(jax.value_and_grad(lambda w, X, y: linear.cross_entropy(w, X, y)))
+    value, slope = ours(weights, X, y)
+    theirs = by_hand()
+    error = np.abs(slope["weights"] - theirs[1]).max() / np.abs(theirs[1]).max()
+    times = np.asarray(
+        [  # side by side, since the machine may be shared
+            (median_seconds(lambda: ours(weights, X, y), 1), median_seconds(by_hand, 1))
+            for _ in range(repeats)
+        ]
+    )
+    return {
+        "milliseconds": 1e3 * float(np.median(times[:, 0])),
+        "milliseconds_of_scipy": 1e3 * float(np.median(times[:, 1])),
+        "times_scipy": float(np.median(times[:, 0] / times[:, 1])),
+        "relative_error": float(error),
+        "value_error": float(abs(value - theirs[0])),
+    }
+
+
+def products(turns: int) -> dict[str, float]:
+    """Microseconds of a product with X and with its transpose, and of sums over segments."""
+    matrix, _ = documents(0)
+    X = linear.SparseMatrix.from_scipy(matrix)
+    w = jnp.ones((WORDS, CLASSES), X.dtype)
+    leaves = lambda X: jax.tree.leaves(X)
+    kinds = {
+        "chosen": lambda X, v: X @ v,
+        "segment_sums": lambda X, v: linear._summed(*leaves(X), v),
+    }
+
+    def loop(X: Any, w: Any, k: Any, product: Any, back: bool) -> Any:
+        def turn(_: Any, w: Any) -> Any:  # every product depends on the one before
+            scores = product(X, w)
+            # the sum of the scores keeps the product with X alive where nothing else uses it
+            return w + (1e-9 * product(X.T, scores) if back else 1e-9 * jnp.sum(scores))
+
+        return jax.lax.fori_loop(0, k, turn, w)
+
+    @jax.jit
+    def nothing(w: Any, k: Any) -> Any:
+        return jax.lax.fori_loop(0, k, lambda _, w: w + 1e-9 * jnp.sum(w[:DOCUMENTS]), w)
+
+    found = {}
+    jax.block_until_ready(nothing(w, 1))
+    empty = seconds_per_turn(lambda k: nothing(w, k), turns)
+    for name, product in kinds.items():
+        times = []
+        for back in (False, True):
+            call = jax.jit(lambda X, w, k, p=product, b=back: loop(X, w, k, p, b))
+            jax.block_until_ready(call(X, w, 1))
+            times.append(seconds_per_turn(lambda k, c=call: c(X, w, k), turns) - empty)
+        found[f"{name}_microseconds"] = 1e6 * times[0]
+        found[f"{name}_transposed_microseconds"] = 1e6 * (times[1] - times[0])
+    return found
+
+
+def iterations(turns: int) -> dict[str, Any]:
+    """Milliseconds of an iteration with one hyperparameter per weight, and PDBO's roofline.
+
+    Bytes an iteration of PDBO cannot do without, with a dense array for every w: of the 2 (N + 2)
+    + 1 products N + 3 read one and N + 2 write one, each of the N inner updates reads three and
+    writes one, and the update of x and w reads x, w, the estimate and two gradients and writes
+    two; every product reads its matrix.
+    """
+    halves = [documents(k) for k in range(2)]
+    parts = [
+        {"X": linear.SparseMatrix.from_scipy(m), "y": jnp.asarray(labels)} for m, labels in halves
+    ]
+    problem = pdbo.Problem(
+        lambda x, w, d: linear.cross_entropy(w, d[1]["X"], d[1]["y"]),
+        lambda x, w, d: linear.cross_entropy(w, d[0]["X"], d[0]["y"]) + linear.penalty(x, w),
+        parts,
+    )
+    x = jnp.zeros((WORDS, CLASSES))
+    w = {"weights": x, "offsets": jnp.zeros(CLASSES)}
+    N = INNER_STEPS
+    solvers = {
+        "PDBO": pdbo.PDBO(10.0, 0.001, 10.0, N, smoothing=1e-8),
+        "ITD": pdbo.ITD(10.0, 10.0, N),
+        "AIDFixedPoint": pdbo.AIDFixedPoint(10.0, 10.0, N, linear_steps=N),
+    }
+    found: dict[str, Any] = {}
+    for name, solver in solvers.items():
+        state = solver.init(problem, x, w, jax.random.key(0))
+
+        @eqx.filter_jit
+        def run(problem: Any, solver: Any, state: Any, k: Any) -> Any:
+            return jax.lax.fori_loop(0, k, lambda _, s: solver.step(problem, s), state)
+
+        call = lambda k, run=run, solver=solver, state=state: run(problem, solver, state, k)
+        jax.block_until_ready(call(jnp.asarray(1)))
+        found[f"{name}_milliseconds"] = 1e3 * seconds_per_turn(
+            lambda k, call=call: call(jnp.asarray(k)), turns
+        )
+    dense = 4 * WORDS * CLASSES * ((N + 3) + (N + 2) + 4 * N + 7)
+    sparse = 8 * max(m.nnz for m, _ in halves) * (2 * (N + 2) + 1)
+    bandwidth = copy_bandwidth(50_000_000)
+    seconds = found["PDBO_milliseconds"] / 1e3
+    return found | {
+        "nonzeros": [m.nnz for m, _ in halves],
+        "bytes": dense + sparse,
+        "copy_bandwidth_GB_per_s": bandwidth / 1e9,
+        "bandwidth_GB_per_s": (dense + sparse) / seconds / 1e9,
+        "share_of_copy_bandwidth": (dense + sparse) / seconds / bandwidth,
+    }
+
+
+def main() -> None:
+    """Measure everything, print it and keep the record."""
+    backend = jax.default_backend()
+    turns = 3 if backend == "cpu" else 200
+    settings: dict[Any, dict[str, Any]] = {
+        gradient: {},
+        products: {"turns": turns},
+        iterations: {"turns": turns},
+    }
+    results = {}
+    for part, options in settings.items():
+        results[part.__name__] = part(**options)
+        print(part.__name__, results[part.__name__], flush=True)
+    named = {part.__name__: options for part, options in settings.items()}
+    print("kept in", write(f"sparse-{backend}", named, results))
+
+
+if __name__ == "__main__":
+    main()
