@@ -8,9 +8,13 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._batches import Source as Source
     from ._certificate import Certificate as Certificate
     from ._certificate import certify as certify
+    from ._checkpoint import load as load
+    from ._checkpoint import save as save
     from ._compare import Comparison as Comparison
     from ._compare import compare as compare
     from ._errors import RESULTS as RESULTS
+    from ._errors import CheckpointError as CheckpointError
+    from ._errors import CheckpointWarning as CheckpointWarning
     from ._errors import DataReplicated as DataReplicated
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
@@ -60,8 +64,10 @@ __version__ = "0.1.0"
 _NAMES = {
     "_batches": "Batches Source",
     "_certificate": "Certificate certify",
+    "_checkpoint": "load save",
     "_compare": "Comparison compare",
-    "_errors": "DataReplicated RESULTS ProblemError SolveError StartProjected",
+    "_errors": "CheckpointError CheckpointWarning DataReplicated RESULTS ProblemError SolveError "
+    "StartProjected",
     "_hosts": "distributed",
     "_multistart": "BestOf multistart",
     "_problem": "Problem",

@@ -14,6 +14,7 @@ class RESULTS(enum.IntEnum):
     multiplier_diverged = 4
     bad_problem = 5
     settled = 6
+    interrupted = 7
 
     @property
     def text(self) -> str:
@@ -49,6 +50,10 @@ _TEXTS = {
         "inner minimisers are active at the solution, (c) no solution exists; other starts "
         "(multistart) or a looser tol may help."
     ),
+    RESULTS.interrupted: (
+        "The run was still going on when this was saved; the call that started it, with the same "
+        "checkpoint folder, carries on."
+    ),
     RESULTS.bad_problem: "The problem or its start is not usable as given.",
 }
 
@@ -80,3 +85,11 @@ class StartProjected(UserWarning):
 
 class DataReplicated(UserWarning):
     """Some of the data could not be split over the devices, so that each of them holds it whole."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, belongs to another run or cannot be written."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be read or written; the run goes on without it."""

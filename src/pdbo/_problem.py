@@ -163,7 +163,7 @@ def check_point(
 
     Where nothing can be looked at, under jit and vmap, values are not checked.
     """
-    x, y = _arrays(x0, y0)
+    x, y = point_arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
     check_functions(problem, x, y)
@@ -200,7 +200,13 @@ def _enter(
     return x, y, apart, (problem.outer(x, y), problem.inner(x, y))
 
 
-def _arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+@eqx.filter_jit
+def values(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
+    """f and g at a point."""
+    return problem.outer(x, y), problem.inner(x, y)
+
+
+def point_arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
     """Array leaves of one floating dtype; Python numbers take the dtype of the others."""
     found: dict[Any, str] = {}
     for name, tree in (("x0", x0), ("y0", y0)):

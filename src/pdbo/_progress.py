@@ -10,6 +10,30 @@ import numpy as np
 REFRESH = 0.25  # seconds between two looks
 
 
+class Pace:
+    """How many records a chunk should hold so that it lasts about so many seconds.
+
+    Without a number of seconds it holds as many as it has room for.
+    """
+
+    def __init__(self, seconds: float | None):
+        self.seconds = seconds
+        self.asked = time.monotonic()
+        self.count = 1
+
+    def records(self, most: int) -> int:
+        """The records of the next chunk."""
+        if self.seconds is None:
+            return most
+        now = time.monotonic()
+        elapsed, self.asked = now - self.asked, now
+        if elapsed < self.seconds / 2:
+            self.count = min(2 * self.count, most)
+        elif elapsed > 2 * self.seconds:
+            self.count = max(self.count // 2, 1)
+        return self.count
+
+
 class Progress:
     """Shows step, f, h, multiplier and eps while a run goes on; does nothing unless enabled.
 
@@ -22,8 +46,7 @@ class Progress:
         self.start, self.until, self.tol, self.enabled = start, until, tol, enabled
         self.file = sys.stderr if file is None else file
         self.live = self.file.isatty()
-        self.began = self.asked = self.shown = time.monotonic()
-        self.count = 1
+        self.began = self.shown = time.monotonic()
         self.last: dict[str, float] | None = None
 
     def __enter__(self) -> "Progress":
@@ -32,18 +55,6 @@ class Progress:
     def __exit__(self, *_: Any) -> None:
         if self.enabled and self.last is not None:
             self._show(end="\n")
-
-    def records(self, most: int) -> int:
-        """How many records the next chunk should hold, so that it lasts about one refresh."""
-        if not self.enabled:
-            return most
-        now = time.monotonic()
-        elapsed, self.asked = now - self.asked, now
-        if elapsed < REFRESH / 2:
-            self.count = min(2 * self.count, most)
-        elif elapsed > 2 * REFRESH:
-            self.count = max(self.count // 2, 1)
-        return self.count
 
     def update(self, rows: dict[str, np.ndarray]) -> None:
         """Take in the rows of a chunk and refresh the line when it is due."""

@@ -3,12 +3,14 @@
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from . import _trees as trees
 from ._certificate import Certificate
 from ._errors import RESULTS
-from ._problem import traced
+from ._problem import Problem, traced
 from .solvers._base import Solver
 
 
@@ -28,6 +30,12 @@ class State(eqx.Module):
     scale: Array
 
 
+def launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
+    """The state before the first step."""
+    scale = 1 + trees.max_abs((x, y))
+    return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
+
+
 class Solution(eqx.Module):
     """The outcome of `solve`.
 
@@ -44,7 +52,7 @@ class Solution(eqx.Module):
             arrays have room for every row; unused ones hold step -1.
         state: where the run stands.
         steps: the steps taken since the start of the run, restarts included.
-        note: the sentence that says what was wrong with a bad problem.
+        note: what more is known of a failure, in a sentence.
     """
 
     x: PyTree
@@ -78,12 +86,12 @@ class Solution(eqx.Module):
         result = self.result
         if not isinstance(result, RESULTS):
             return "a batch of runs: see code"
-        if self.note:
+        if result is RESULTS.bad_problem:
             return self.note
         failed = result in (RESULTS.nonfinite, RESULTS.diverged, RESULTS.multiplier_diverged)
         at = int(self.steps) + (result is RESULTS.nonfinite)
-        where = f"Failed at iteration {at}. " if failed else f"After {at} iterations: "
-        return where + result.text
+        where = f"Failed at iteration {at}" if failed else f"After {at} iterations"
+        return f"{where}: {self.note} {result.text}" if self.note else f"{where}: {result.text}"
 
     def __str__(self) -> str:
         if not isinstance(self.result, RESULTS):

@@ -1,5 +1,7 @@
 """The one verb: a compiled loop, chunk by chunk, with a certificate at every record."""
 
+import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,9 +14,11 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._batches import check_means, reading
-from ._certificate import MAX_SLACK, effort, measure, measure_double
+from ._certificate import MAX_SLACK, Certificate, effort, measure, measure_double
+from ._checkpoint import Keeper, digest
 from ._errors import RESULTS, ProblemError, SolveError
 from ._mesh import agree, everywhere, writes
+from ._minimize import minimize
 from ._problem import (
     Problem,
     check_functions,
@@ -22,11 +26,13 @@ from ._problem import (
     check_problem,
     is_number,
     kind,
+    point_arrays,
     traced,
+    values,
     whole_number,
 )
-from ._progress import Progress
-from ._solution import Solution, State
+from ._progress import REFRESH, Pace, Progress
+from ._solution import Solution, State, launch
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 from .solvers._streamed import streamed
@@ -48,6 +54,7 @@ COLUMNS = [
     "products",
 ]
 RUNAWAY = 1e10  # an iterate this many times the size of its start has run away
+FAR = 100.0  # one this many times its size may be on its way
 _ROWS = 128  # records a compiled chunk has room for
 _RUNNING = -1
 _MOST = 2**31 - 1
@@ -67,6 +74,8 @@ def solve(
     throw: bool = True,
     progress: bool = False,
     observe: Callable[[PyTree, PyTree], dict[str, Any]] | None = None,
+    checkpoint: Any = None,
+    checkpoint_every: Any = 60.0,
 ) -> Solution:
     """Solve a bilevel problem.
 
@@ -83,17 +92,22 @@ def solve(
         throw: whether failures raise an exception that carries the Solution, or return their code.
         progress: whether a live line on standard error shows how the run is doing.
         observe: `observe(x, y)` returns a dict of arrays to record in the history too.
+        checkpoint: a folder, made if need be. Where it holds a checkpoint of this run, the run
+            carries on from there, bit for bit, up to `steps` in all; where it is empty the run
+            starts. Ctrl-C or SIGTERM then ends the run after the chunk it is in, with a checkpoint
+            and KeyboardInterrupt or SystemExit(143); another Ctrl-C ends the process at once.
+        checkpoint_every: the seconds between two checkpoints; 0 is one at every record.
 
     Under jit and vmap nothing is raised or shown and the certificate has the precision of the
     problem; elsewhere the run succeeds exactly where the certificate, recomputed in double
     precision at the point returned, is within the tolerance.
     """
-    _check_numbers(steps, tol, every)
+    _check_numbers(steps, tol, every, checkpoint_every)
     check_problem(problem)
     try:
         with reading(problem):
             run = _begin(problem, x0, y0, solver, state, key)
-        _check_observe(run, observe)
+        columns = _check_observe(run, observe)
         own = run.solver.budget
         if own is not None and not traced(run.step) and int(run.step) >= own:
             raise ProblemError(
@@ -109,21 +123,31 @@ def solve(
         budget = min(budget, own - int(run.step))
 
     if traced(problem, run, tol):
+        if checkpoint is not None:
+            raise ProblemError("checkpoint needs values: it cannot be used under jit or vmap.")
         return _solve_traced(problem, run, budget, tol, every, state is None, observe)
-    with reading(problem):
-        solution = _solve_host(problem, run, budget, tol, every, state is None, observe, progress)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reading(problem))
+        keeper = None
+        if checkpoint is not None:
+            start = digest(state) if state is not None else digest(*point_arrays(x0, y0), key)
+            keeper = Keeper(checkpoint, float(checkpoint_every), problem, start, columns)
+            stack.enter_context(keeper)
+        options = (budget, tol, every, state is None, observe, progress, keeper)
+        solution = _solve_host(problem, run, *options)
     if throw and solution.result not in (RESULTS.success, RESULTS.max_steps, RESULTS.settled):
         raise SolveError(solution.message, solution)
     return solution
 
 
-def _check_numbers(steps: Any, tol: Any, every: Any) -> None:
+def _check_numbers(steps: Any, tol: Any, every: Any, seconds: Any) -> None:
     for name, value in (("steps", 1 if steps is None else steps), ("every", every)):
         whole_number(name, value)
         if value > _MOST:
             raise ProblemError(f"{name} must be at most {_MOST:,}, got {value:,}.")
-    if not traced(tol) and not (is_number(tol) and tol >= 0):
-        raise ProblemError(f"tol must be a number >= 0, got {tol!r}.")
+    for name, value in (("tol", tol), ("checkpoint_every", seconds)):
+        if not traced(value) and not (is_number(value) and value >= 0):
+            raise ProblemError(f"{name} must be a number >= 0, got {value!r}.")
 
 
 def _begin(
@@ -155,20 +179,15 @@ def _begin(
     x, y = check_point(problem, x0, y0)
     check_means(problem, x, y)
     key = jax.random.key(0) if key is None else key
-    return (_launch if traced(problem, x, y, solver, key) else _launch_jit)(
+    return (launch if traced(problem, x, y, solver, key) else _launch_jit)(
         problem, x, y, solver, key
     )
 
 
-def _launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
-    scale = 1 + trees.max_abs((x, y))
-    return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
-
-
-def _check_observe(run: State, observe: Any) -> None:
-    """Raise a ProblemError where `observe` does not return a dict of arrays for new columns."""
+def _check_observe(run: State, observe: Any) -> set[str]:
+    """The columns of the history; a ProblemError where `observe` returns no dict of new ones."""
     if observe is None:
-        return
+        return set(COLUMNS)
     point = run.solver.output(run.inner)
     try:
         seen = eqx.filter_eval_shape(observe, point.x, point.y)
@@ -180,6 +199,7 @@ def _check_observe(run: State, observe: Any) -> None:
     taken = sorted(set(seen) & set(COLUMNS))
     if taken:
         raise ProblemError(f"observe(x, y) returns {taken[0]!r}, which the history has already.")
+    return {*COLUMNS, *seen}
 
 
 def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
@@ -235,16 +255,21 @@ def _record(problem: Problem, run: State, every: Any, observe: Any) -> dict[str,
 
 def _judge(run: State, row: dict[str, Array], tol: Any) -> Array:
     """The code of a recorded state."""
-    point = run.solver.output(run.inner)
-    size = trees.max_abs((point.x, point.y))
     healthy = trees.finite(run.inner) & jnp.isfinite(row["f"]) & jnp.isfinite(row["g"])
     healthy = healthy & ~jnp.isnan(row["stationarity"])  # a gradient that is not finite
     code = jnp.where(run.solver.settled(run.inner), RESULTS.settled, _RUNNING)
     code = jnp.where(row["eps"] <= tol, RESULTS.success, code)
+    code = _runaway(run, code)
+    return jnp.where(healthy, code, RESULTS.nonfinite).astype(jnp.int32)
+
+
+def _runaway(run: State, code: Any) -> Array:
+    """The code of a finite state that has run away, else the one given."""
+    point = run.solver.output(run.inner)
     if point.multiplier is not None:
         code = jnp.where(point.multiplier > RUNAWAY, RESULTS.multiplier_diverged, code)
-    code = jnp.where(size > RUNAWAY * run.scale, RESULTS.diverged, code)
-    return jnp.where(healthy, code, RESULTS.nonfinite).astype(jnp.int32)
+    far = trees.max_abs((point.x, point.y)) > RUNAWAY * run.scale
+    return jnp.where(far, RESULTS.diverged, code)
 
 
 def _advance(
@@ -296,30 +321,38 @@ def _advance(
     return lax.while_loop(going, body, chunk)
 
 
-def _replay(problem: Problem, run: State, count: Any) -> State:
-    """The last finite state within `count` steps, found again one step at a time."""
+PLACES = ("the solver's state", "f", "the gradient of f", "g", "the gradient of g")
 
-    def healthy(inner: Any) -> Array:
+
+def _replay(problem: Problem, run: State, count: Any) -> tuple[State, Array, Array]:
+    """The last finite state within `count` steps, found again one step at a time.
+
+    With it, which of `PLACES` are not finite one step later, and its code.
+    """
+
+    def faults(inner: Any) -> Array:
         point = run.solver.output(inner)
-        outer = jax.value_and_grad(problem.outer, (0, 1))(point.x, point.y)
-        return trees.finite(
-            (inner, outer, jax.value_and_grad(problem.inner, (0, 1))(point.x, point.y))
-        )
+        f, grad_f = jax.value_and_grad(problem.outer, (0, 1))(point.x, point.y)
+        g, grad_g = jax.value_and_grad(problem.inner, (0, 1))(point.x, point.y)
+        return ~jnp.stack([trees.finite(part) for part in (inner, f, grad_f, g, grad_g)])
 
-    def going(s: tuple[Any, Any, Array]) -> Array:
-        _, after, taken = s
-        return (taken < count) & healthy(after)
+    def going(s: tuple[Any, Any, Array, Array]) -> Array:
+        _, _, found, taken = s
+        return (taken < count) & ~jnp.any(found)
 
-    def body(s: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
-        _, after, taken = s
-        return after, run.solver.step(problem, after), taken + 1
+    def body(s: tuple[Any, Any, Array, Array]) -> tuple[Any, Any, Array, Array]:
+        _, inner, _, taken = s
+        after = run.solver.step(problem, inner)
+        return inner, after, faults(after), taken + 1
 
     after = run.solver.step(problem, run.inner)
-    inner, _, taken = lax.while_loop(going, body, (run.inner, after, jnp.zeros((), jnp.int32)))
-    return State(run.solver, inner, run.step + taken, run.scale)
+    start = (run.inner, after, faults(after), jnp.zeros((), jnp.int32))
+    inner, _, found, taken = lax.while_loop(going, body, start)
+    run = State(run.solver, inner, run.step + taken, run.scale)
+    return run, found, _runaway(run, RESULTS.nonfinite).astype(jnp.int32)
 
 
-_launch_jit = eqx.filter_jit(_launch)
+_launch_jit = eqx.filter_jit(launch)
 _advance_jit = eqx.filter_jit(_advance)
 _replay_jit = eqx.filter_jit(_replay)
 
@@ -330,25 +363,30 @@ def _solve_traced(
     """The whole run as one traceable expression, for jit and vmap."""
     rows = -(-budget // every) + 2
     until = run.step + budget
+    start = run.solver.output(run.inner)
+    empty = ~(problem.x_set.contains(start.x) & problem.y_set.contains(start.y))
     chunk = _advance(problem, run, until, tol, every, first, rows, rows, observe)
     failed = chunk.code == RESULTS.nonfinite
     run = State(run.solver, chunk.inner, chunk.step, run.scale)
-    run = _replay(problem, run, jnp.where(failed, every, 0))
+    run, _, failure = _replay(problem, run, jnp.where(failed, every, 0))
     point = run.solver.output(run.inner)
     slack = MAX_SLACK if point.slack is None else jnp.maximum(point.slack, MAX_SLACK)
     certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, effort(problem))
+    f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
     settled = chunk.code == RESULTS.settled
     sound = settled | (chunk.code == _RUNNING) | (chunk.code == RESULTS.success)
     ended = jnp.where(settled, RESULTS.settled, RESULTS.max_steps)
+    ended = jnp.where(_bottomless(certificate, g), RESULTS.diverged, ended)
     verdict = jnp.where(certificate.eps <= tol, RESULTS.success, ended)
+    code = jnp.where(sound, verdict, jnp.where(failed, failure, chunk.code))
     return Solution(
         point.x,
         point.y,
         certificate.multiplier if point.multiplier is None else point.multiplier,
-        problem.outer(point.x, point.y),
-        problem.inner(point.x, point.y),
+        f,
+        g,
         certificate,
-        jnp.where(sound, verdict, chunk.code).astype(jnp.int32),
+        jnp.where(empty & first, RESULTS.bad_problem, code).astype(jnp.int32),
         chunk.rows,
         run,
         run.step,
@@ -364,16 +402,28 @@ def _solve_host(
     first: bool,
     observe: Any,
     progress: bool,
+    keeper: Keeper | None,
 ) -> Solution:
     """The run chunk by chunk; the host looks on in between."""
     tol = float(tol)
-    start, until = int(run.step), int(run.step) + budget
+    until = int(run.step) + budget
     history: list[dict[str, np.ndarray]] = []
     inner_tol = tol
+    saved = None if keeper is None else keeper.resume(run)
+    if saved is not None:
+        solution, notes = saved
+        assert solution.state is not None
+        run, history, first = solution.state, [solution.history], False
+        inner_tol = notes["inner_tol"] if notes.get("tol") == tol else tol
+        ended = _ended(problem, solution, tol, until)
+        if ended is not None:
+            return ended
+    watched = REFRESH if progress or keeper is not None else None
+    pace = Pace(watched if keeper is None else min(REFRESH, keeper.seconds))
     leads = writes(problem.mesh)
-    with Progress(start, until, tol, enabled=progress and leads) as bar:
+    with Progress(int(run.step), until, tol, enabled=progress and leads) as bar:
         while True:
-            (records,) = agree(problem.mesh, bar.records(_ROWS) if leads else 0)
+            (records,) = agree(problem.mesh, pace.records(_ROWS) if leads else 0)
             chunk = _advance_jit(
                 problem,
                 run,
@@ -386,37 +436,110 @@ def _solve_host(
                 observe,
             )
             code, count = int(chunk.code), int(chunk.row)  # blocks until the chunk is done
+            rows = {k: np.asarray(v)[:count] for k, v in chunk.rows.items()}
+            history.append(rows | _exact_calls(run, rows, history))
             run, first = State(run.solver, chunk.inner, chunk.step, run.scale), False
-            history.append({k: np.asarray(v)[:count] for k, v in chunk.rows.items()})
             bar.update(history[-1])
+            faults = None
             if code == RESULTS.nonfinite:
-                run = _replay_jit(problem, run, jnp.asarray(every, jnp.int32))
+                run, faults, failure = _replay_jit(problem, run, jnp.asarray(every, jnp.int32))
+                code = int(failure)
             finished = code not in (_RUNNING, RESULTS.success) or int(run.step) >= until
-            if not (finished or code == RESULTS.success):
-                continue
-            solution = _conclude(problem, run, code, tol, history)
-            if finished or solution.ok:
-                return solution
-            inner_tol /= 2  # met in working precision only: ask for more
+            if finished or code == RESULTS.success:
+                solution = _conclude(problem, run, code, tol, history, faults)
+                if finished or solution.ok:
+                    if keeper is not None:
+                        keeper.save(solution, {})
+                        keeper.leave()
+                    return solution
+                inner_tol /= 2  # met in working precision only: ask for more
+            if keeper is not None and keeper.due():
+                keeper.save(_interim(run, history), {"tol": tol, "inner_tol": inner_tol})
+                keeper.leave()
+
+
+def _exact_calls(
+    run: State, rows: dict[str, np.ndarray], history: list[dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """The oracle calls of new rows in 64 bits: compiled code counts them modulo 2^32."""
+
+    def wide(leaf: Any) -> Any:
+        known = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.integer)
+        return np.asarray(leaf, np.int64) if known else leaf
+
+    names = ("f_calls", "g_calls", "products")
+    before = [len(chunk["step"]) > 0 for chunk in history]
+    if any(before):
+        last = history[len(before) - 1 - before[::-1].index(True)]
+        base = [last[name][-1] for name in names]
+    else:
+        base = run.solver.calls(jax.tree.map(wide, run.inner))
+    exact = {}
+    for name, start in zip(names, base, strict=True):
+        start = np.int64(start)
+        counts = np.concatenate([[start], rows[name].astype(np.int64)])
+        exact[name] = start + np.cumsum(np.diff(counts) % 2**32)
+    return exact
+
+
+def _interim(run: State, history: list[dict[str, np.ndarray]]) -> Solution:
+    """A run that is going on, as a solution without a certificate."""
+    point = run.solver.output(run.inner)
+    rows = _merged(history)
+    multiplier = rows["multiplier"][-1] if point.multiplier is None else point.multiplier
+    code, step = np.int32(RESULTS.interrupted), int(run.step)
+    f, g = rows["f"][-1], rows["g"][-1]
+    return Solution(point.x, point.y, multiplier, f, g, None, code, rows, run, step)
+
+
+def _merged(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {k: np.concatenate([rows[k] for rows in history]) for k in history[0]}
+
+
+def _ended(problem: Problem, saved: Solution, tol: float, until: int) -> Solution | None:
+    """The outcome of a run that had ended when it was saved; None where it is to carry on."""
+    if saved.result in (RESULTS.nonfinite, RESULTS.diverged, RESULTS.multiplier_diverged):
+        return saved
+    if saved.certificate is None:
+        over = saved.steps >= until
+        return _conclude(problem, saved.state, _RUNNING, tol, [saved.history]) if over else None
+    met = bool(saved.certificate.eps <= tol)
+    if not met and saved.result is not RESULTS.settled and saved.steps < until:
+        return None
+    ended = RESULTS.settled if saved.result is RESULTS.settled else RESULTS.max_steps
+    return dataclasses.replace(saved, code=np.int32(RESULTS.success if met else ended))
 
 
 def _conclude(
-    problem: Problem, run: State, code: int, tol: float, history: list[dict[str, np.ndarray]]
+    problem: Problem,
+    run: State | None,
+    code: int,
+    tol: float,
+    history: list[dict[str, np.ndarray]],
+    faults: Any = None,
 ) -> Solution:
     """The solution at a state, its certificate recomputed in double precision."""
+    assert run is not None
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
     certificate = measure_double(
         problem, point.x, point.y, point.multiplier, None, max_slack, effort(problem)
     )
+    merged = _merged(history)
+    if faults is None:
+        f, g = merged["f"][-1], merged["g"][-1]
+    else:  # the point found again lies between two records
+        f, g = values(problem, point.x, point.y)
     if code in (_RUNNING, RESULTS.success, RESULTS.settled):
         ended = RESULTS.settled if code == RESULTS.settled else RESULTS.max_steps
         code = RESULTS.success if certificate.eps <= tol else ended
-    merged = {k: np.concatenate([rows[k] for rows in history]) for k in history[0]}
-    if code == RESULTS.nonfinite:  # the point found again lies between two records
-        f, g = _values(problem, point.x, point.y)
-    else:
-        f, g = merged["f"][-1], merged["g"][-1]
+    note = ""
+    if code == RESULTS.nonfinite:
+        where = [place for place, bad in zip(PLACES, np.asarray(faults), strict=True) if bad]
+        note = f"{where[0]} is not finite." if where else ""
+    if code not in (RESULTS.success, RESULTS.multiplier_diverged):
+        bottom = _bottom(problem, run, certificate, f, g, merged)
+        code, note = (RESULTS.diverged, bottom) if bottom else (code, note)
     return Solution(
         point.x,
         point.y,
@@ -428,9 +551,56 @@ def _conclude(
         merged,
         run,
         int(run.step),
+        note=note,
+    )
+
+
+def _bottomless(certificate: Certificate, g: Any) -> Any:
+    """Whether the certificate's own inner solve fell without end."""
+    return certificate.inner_gap > RUNAWAY * (1 + abs(g))
+
+
+def _bottom(
+    problem: Problem,
+    run: State,
+    certificate: Certificate,
+    f: Any,
+    g: Any,
+    history: dict[str, np.ndarray],
+) -> str:
+    """The sentence on which of f and g has no minimum; none where neither is seen to lack one.
+
+    For g that is an inner solve that falls without end. For f it is a ray: a run that went far may
+    still be on its way to a minimum, but not where f falls by as much again at the inner solution
+    a thousand and a million times as far away.
+    """
+    if _bottomless(certificate, float(g)):
+        return "g(x, .) has no minimum at the x returned."
+    point = run.solver.output(run.inner)
+    far = float(trees.max_abs((point.x, point.y))) > FAR * float(run.scale)
+    if not far or not len(history["f"]):
+        return ""
+    gained = max(float(history["f"][0] - f), 0.0)
+    before = float(f)
+    for factor in (1e3, 1e6):
+        x, found, residual = _along(problem, point.x, point.y, factor)
+        now = float(found)
+        if not residual <= 1e-3 * float(1 + trees.max_abs(x)):
+            return ""
+        if not before - now >= 0.1 * gained > 0:
+            return ""
+        before = now
+        if now == -np.inf:
+            break
+    return (
+        f"f falls without end: at inner solutions {factor:.0e} times as far away it is {now:.3g}."
     )
 
 
 @eqx.filter_jit
-def _values(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
-    return problem.outer(x, y), problem.inner(x, y)
+def _along(problem: Problem, x: PyTree, y: PyTree, factor: Any) -> tuple[PyTree, Array, Array]:
+    """The point so many times as far away, f at the inner solution there, and its residual."""
+    x = problem.x_set.project(trees.scale(factor, x))
+    start = trees.scale(factor, y)
+    inner = minimize(lambda v: problem.inner(x, v), problem.y_set, start, effort(problem))
+    return x, problem.outer(x, inner.point), inner.residual

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from .._files import flush, replacing, sync
 
 FILES = RECORD, ARRAYS, TIMES = "record.json", "arrays.npz", "times.json"
 _RELATIONS: dict[str, Callable[[float, float], bool]] = {
@@ -202,15 +203,16 @@ def plain(value: Any) -> Any:
 @contextlib.contextmanager
 def fresh_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A temporary folder that takes the place of `path` at the end, or vanishes on an error."""
-    temporary = _temporary(path)
+    _clear(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.mkdir()
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         if path.exists():
             shutil.rmtree(path)
         temporary.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -218,25 +220,19 @@ def fresh_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
     """A file, all of it or nothing."""
-    temporary = _temporary(path)
-    try:
-        _put(temporary, content)
-        temporary.replace(path)
-        _sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    _clear(path)
+    with replacing(path) as file:
+        file.write(content)
 
 
-def _temporary(path: pathlib.Path) -> pathlib.Path:
-    """A name beside `path` that is this process's own; what killed processes left is removed."""
+def _clear(path: pathlib.Path) -> None:
+    """Make the folder of `path` and remove what killed processes left there under its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.iterdir():
         start, _, process = old.name.rpartition(".")
         number = process.partition("-")[0]
         if start == f".{path.name}" and number.isdecimal() and not _runs(int(number)):
             shutil.rmtree(old) if old.is_dir() else old.unlink()
-    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def _runs(process: int) -> bool:
@@ -255,15 +251,4 @@ def _runs(process: int) -> bool:
 def _put(path: pathlib.Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: pathlib.Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        flush(file)
