@@ -30,7 +30,7 @@ from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
 from ._files import replacing
 from ._problem import Problem, check_problem, kind, values
 from ._sets import Set
-from ._signals import Signals
+from ._signals import Signals, leave
 from ._solution import Solution, State, launch
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
@@ -146,6 +146,11 @@ class Folder:
         if self.lock is not None:
             self.lock.close()
 
+    def clear(self) -> None:
+        """Remove the checkpoints."""
+        for path in _files(self.path):
+            path.unlink()
+
     def resume(
         self, run: State, problem: Problem, start: str | None, columns: set[str]
     ) -> tuple[Solution, dict[str, Any]] | None:
@@ -243,7 +248,7 @@ class Keeper:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt(f"interrupted; {self.said}")
-        raise SystemExit(128 + number)
+        leave(number)
 
 
 class Failure(str):
@@ -337,16 +342,12 @@ def _unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> 
     # what is not an array comes from the solver given
     state = eqx.tree_at(lambda s: s.solver, state, eqx.combine(state.solver, solver))
     try:
-        kept = {name: stored.data[()] for name, stored in saved.arrays.items()}
-        history = {
-            n.removeprefix("history."): _plain(s)
-            for n, s in saved.arrays.items()
-            if n.startswith("history.")
-        }
-        names = Certificate.__dataclass_fields__
-        has = f"certificate.{next(iter(names))}" in kept
-        certificate = Certificate(**{n: kept[f"certificate.{n}"] for n in names}) if has else None
-        f, g = kept["f"], kept["g"]
+        kept = {n: _plain(s) for n, s in saved.arrays.items() if not n.startswith("state")}
+        cut = {n.partition(".")[::2]: array for n, array in kept.items()}
+        history = {name: array for (part, name), array in cut.items() if part == "history"}
+        numbers = {n: array[()] for (part, n), array in cut.items() if part == "certificate"}
+        certificate = Certificate(**numbers) if numbers else None
+        f, g = kept["f"][()], kept["g"][()]
         code = RESULTS[saved.header["result"]]
         note = str(saved.header["note"])
         multiplier = history["multiplier"][-1] if certificate is None else certificate.multiplier

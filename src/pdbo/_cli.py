@@ -9,8 +9,10 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
@@ -18,15 +20,17 @@ import typer
 
 from . import __version__
 from ._errors import brief
+from ._signals import Terminated, leave
 from .experiments import EXPERIMENTS, PROBLEMS
 
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+CHECKPOINT = "checkpoint"
 RECORD_FILES = ("record.json", "arrays.npz", "times.json")
 MOST = 2**31 - 1
 DEEPEST = 32  # lists within lists, in a start
 EXIT_CODES = (
     "Exit codes: 0 all went well, 1 a run failed or was not certified, 2 bad input, "
-    "130 interrupted."
+    "130 interrupted, 143 terminated."
 )
 _NOT_SOLVERS = ("Calls", "Point", "Solver")
 
@@ -45,7 +49,12 @@ class InputError(Exception):
 
 
 class Interrupted(Exception):
-    """A run was interrupted; the message says how to carry on."""
+    """A run was interrupted or terminated; the message says how to carry on."""
+
+    def __init__(self, cause: BaseException, again: str):
+        self.code = TERMINATED if isinstance(cause, Terminated) else INTERRUPTED
+        word = "terminated" if self.code == TERMINATED else "interrupted"
+        super().__init__(f"{word}; carry on with: {again}")
 
 
 class RunError(Exception):
@@ -57,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # whatever a file is called can be said
             stream.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, leave)
+    warnings.showwarning = lambda message, *_, **__: _complain(str(message), OK)
     code = run(sys.argv[1:] if arguments is None else list(arguments))
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -67,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         code = _complain(f"the output cannot be written: {error.strerror}.", FAILED)
         os._exit(code)
-    if code == INTERRUPTED:  # a compilation cut short can crash while Python is taken down
+    if code in (INTERRUPTED, TERMINATED):  # a compilation cut short can crash the teardown
         os._exit(code)
     sys.exit(code)
 
@@ -80,9 +92,11 @@ def run(arguments: list[str]) -> int:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else OK
     except Interrupted as error:
-        return _complain(str(error), INTERRUPTED)
+        return _complain(str(error), error.code)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted.", INTERRUPTED)
+    except Terminated:
+        return _complain("terminated.", TERMINATED)
     except InputError as error:
         return _complain(str(error), BAD_INPUT)
     except RunError as error:
@@ -175,10 +189,10 @@ def reproduce(
         _check_same_run(out, seed, quick)
     try:
         failures = reproduce(wanted, seed, quick, out, data, bool(os.environ.get("PDBO_DEBUG")))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as cause:
         options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
         again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
-        raise Interrupted(f"interrupted; carry on with: {again}") from None
+        raise Interrupted(cause, again) from None
     for failure in failures:
         _complain(failure, FAILED)
     damaged = _report(out) if len(failures) < len(wanted) else OK
@@ -214,25 +228,34 @@ def solve(
     seed: Seed = 0,
     out: Out = pathlib.Path("solution"),
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier record.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Carry on from the last checkpoint in the folder.")
+    ] = False,
 ) -> int:
     """Solve a problem of your own: print its certificate, keep a record, a figure and a page.
 
     NAME is a pdbo.Problem in the file. The start is given by --x0 and --y0, or by x0 and y0 in the
-    file.
+    file. A checkpoint is written every minute and when the run is interrupted.
     """
     path, name = _target(target)
     given = {k: _start(k, v) for k, v in (("x0", x0), ("y0", y0)) if v is not None}
     chosen = _solver_name(solver)
     if not 0 <= tol < math.inf:
         raise InputError(f"--tol must be a finite number >= 0, got {tol}.")
-    _check_folder(out, force, "replace what is there with --force", ["solve"])
+    if force and resume:
+        raise InputError("--force starts anew and --resume carries on: give one of them.")
+    remedy = "carry on there with --resume or replace what is there with --force"
+    _check_folder(out, force or resume, remedy, ["solve"])
     _need("matplotlib")
     from .experiments._user import solve_file
 
-    failure = solve_file(
-        path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
-        fail=InputError,
-    )  # fmt: skip
+    try:
+        failure = solve_file(
+            path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
+            checkpoint=out / CHECKPOINT, resume=resume, fail=InputError,
+        )  # fmt: skip
+    except (KeyboardInterrupt, Terminated) as cause:
+        raise Interrupted(cause, _again()) from None
     code = _report(out)
     if failure:
         raise RunError(failure)
@@ -250,6 +273,12 @@ def report(
     _check_writable(folder)
     _need("matplotlib")
     return _report(folder)
+
+
+def _again() -> str:
+    """The command line that carries on."""
+    given = [a for a in sys.argv[1:] if a not in ("--force", "--resume")]
+    return shlex.join(["pdbo", *given, "--resume"])
 
 
 def _report(folder: pathlib.Path) -> int:

@@ -21,17 +21,19 @@ class Steps(NamedTuple):
     weight: Array
 
 
-def number(value: Any, name: str = "the value", least: float | None = None) -> Array:
-    """A float leaf: a traced array, so that another value does not recompile.
-
-    Where `least` is given, a known value that is NaN or below it raises a ProblemError.
-    """
+def number(value: Any, name: str = "the value") -> Array:
+    """A float leaf: a traced array, so that another value does not recompile."""
     try:
-        array = jnp.asarray(value, dtype=float)
+        return jnp.asarray(value, dtype=float)
     except (TypeError, ValueError):
         raise ProblemError(f"{name} must be a number, got {value!r}.") from None
-    if least is not None and not traced(array) and not np.all(np.asarray(array) >= least):
-        raise ProblemError(f"{name} must be a number >= {least:g}, got {value}.")
+
+
+def at_least(name: str, value: Any, least: float) -> Array:
+    """The number; a ProblemError where it is known to be below `least` or no number."""
+    array = number(value, name)
+    if not traced(array) and not np.all(np.asarray(array) >= least):
+        raise ProblemError(f"{name} must be a number >= {least:g}, got {np.asarray(array)}.")
     return array
 
 
@@ -58,7 +60,7 @@ class Constant(Schedule):
 def constant(primal: Any, dual: Any, extrapolation: Any = 0.0) -> Constant:
     r"""Constant steps: primal $1/\eta$, dual $1/\tau$, extrapolation $\theta$."""
     return Constant(
-        number(primal, "primal_step", 0),
-        number(dual, "dual_step", 0),
-        number(extrapolation, "extrapolation", 0),
+        at_least("primal_step", primal, 0),
+        at_least("dual_step", dual, 0),
+        at_least("extrapolation", extrapolation, 0),
     )

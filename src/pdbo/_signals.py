@@ -8,9 +8,13 @@ import threading
 from typing import Any, NoReturn
 
 
+class Terminated(SystemExit):
+    """SIGTERM came: uncaught, it ends the process with the code a shell gives that, 143."""
+
+
 def leave(number: int, _: Any = None) -> NoReturn:
-    """A handler that ends the process with the code the shell gives this signal."""
-    raise SystemExit(128 + number)
+    """A handler that ends the process in an orderly way."""
+    raise Terminated(128 + number)
 
 
 class Signals:

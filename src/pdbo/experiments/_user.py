@@ -13,7 +13,9 @@ import numpy as np
 
 import pdbo
 
+from .._checkpoint import Folder
 from .._errors import brief
+from .._signals import Terminated
 from . import load
 from ._record import Record, provenance, write
 from ._runner import with_claims
@@ -30,6 +32,8 @@ def solve_file(
     every: int,
     seed: int,
     out: pathlib.Path,
+    checkpoint: pathlib.Path,
+    resume: bool,
     fail: type[Exception],
 ) -> str:
     """Solve FILE:NAME and write its record; returns the sentence of a run that fell short.
@@ -45,6 +49,9 @@ def solve_file(
         raise fail(f"a start is needed: give --{missing[0]}, or {missing[0]} in {path}.")
     began = time.perf_counter()
     try:
+        if not resume and checkpoint.is_dir():
+            with Folder(checkpoint) as folder:
+                folder.clear()
         solution = pdbo.solve(
             problem,
             **start,
@@ -55,14 +62,15 @@ def solve_file(
             key=jax.random.key(seed),
             throw=False,
             progress=True,
+            checkpoint=checkpoint,
         )
-    except pdbo.ProblemError as error:
+    except (pdbo.ProblemError, pdbo.CheckpointError) as error:
         raise fail(str(error)) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:
         raise fail(f"{name} in {path} cannot be solved: {brief(error)}.") from None
-    if solution.certificate is None:
+    if solution.certificate is None or not len(solution.history["step"]):
         raise fail(solution.message)
     print(solution)
     record = Record(
@@ -87,7 +95,7 @@ def _load(path: pathlib.Path, fail: type[Exception]) -> dict[str, Any]:
     sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours
     try:
         return runpy.run_path(str(path), run_name="__pdbo__")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # whatever it does, sys.exit among it
         raise fail(f"{path} cannot be run: {brief(error)}.") from None

@@ -1,12 +1,14 @@
 """What every solver offers to the driver."""
 
 import abc
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
 from jaxtyping import Array, PyTree
 
 from .._problem import Problem
+from .._schedules import at_least
 
 
 class Point(NamedTuple):
@@ -31,7 +33,15 @@ class Solver(eqx.Module):
 
     A solver holds its parameters only; everything that changes is in the state, a pytree of
     arrays whose structure, shapes and dtypes stay the same from `init` on.
+
+    A field annotated as an `Array` is one of the method's numbers: a step, a penalty, a rate. None
+    of these makes sense below zero.
     """
+
+    def __check_init__(self):
+        for field in dataclasses.fields(self):
+            if field.type is Array:
+                at_least(field.name, getattr(self, field.name), 0)
 
     @property
     def name(self) -> str:

@@ -127,12 +127,12 @@ class PDBO(Solver):
         if isinstance(inner_start, str) and inner_start not in ("warm", "y"):
             raise ProblemError(f'inner_start must be "warm", "y" or a point, got {inner_start!r}.')
         self.schedule = schedule
-        self.inner_step = number(pick(inner_step, 0.5), "inner_step", 0)
+        self.inner_step = number(pick(inner_step, 0.5), "inner_step")
         self.inner_steps = inner_steps
-        self.smoothing = number(pick(smoothing, 1e-4), "smoothing", 0)
-        self.slack = number(pick(slack, 0.0), "slack", 0)
-        self.dual_bound = number(pick(dual_bound, jnp.inf), "dual_bound", 0)
-        self.multiplier0 = number(multiplier0, "multiplier0", 0)
+        self.smoothing = number(pick(smoothing, 1e-4), "smoothing")
+        self.slack = number(pick(slack, 0.0), "slack")
+        self.dual_bound = number(pick(dual_bound, jnp.inf), "dual_bound")
+        self.multiplier0 = number(multiplier0, "multiplier0")
         named = isinstance(inner_start, str)
         self.inner_start = inner_start if named else "fixed"
         self.inner_point = None if named else jax.tree.map(number, inner_start)

@@ -156,4 +156,4 @@ class ProximalPDBO(Solver):
 def _strength(name: str, value: Any, known: Any) -> Array:
     if value is None:
         value = 0.02 if known is None else known
-    return number(value, name, 0)
+    return number(value, name)
