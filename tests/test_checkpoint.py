@@ -159,6 +159,24 @@ def test_dtypes_that_numpy_lacks(whole, tmp_path):
     assert same(pdbo.load(tmp_path / "a", problem, SOLVER), sol)
 
 
+def test_streams_of_batches_are_resumed(tmp_path):
+    draw = np.random.default_rng(0)
+    examples = {"a": draw.normal(size=(50, 2)), "b": draw.normal(size=50)}
+    problem = pdbo.Problem(
+        lambda x, y, d: jnp.mean((d["a"] @ y - d["b"]) ** 2),
+        lambda x, y, d: jnp.mean((d["a"] @ y - d["b"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+        pdbo.Batches(examples, examples, (7, 9)),
+    )
+    go = lambda **options: pdbo.solve(
+        problem, 0.1, jnp.zeros(2), pdbo.PDBO(), tol=0, every=5, key=KEY, **options
+    )
+    kept = dict(checkpoint=tmp_path, checkpoint_every=0)
+    go(steps=20, **kept)
+    (tmp_path / "step-000000000020.pdbo").unlink()
+    assert same(go(steps=30, **kept), go(steps=30))
+    assert pdbo.load(tmp_path, problem, pdbo.PDBO()).steps == 30
+
+
 def test_what_differs_is_said(whole, tmp_path):
     path = tmp_path / "run.pdbo"
     pdbo.save(path, whole)

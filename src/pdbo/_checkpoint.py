@@ -25,15 +25,18 @@ import numpy as np
 from jaxtyping import PyTree
 
 from . import __version__
+from ._batches import reading
 from ._certificate import Certificate
 from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
 from ._files import replacing
+from ._mesh import agree, everywhere, writes
 from ._problem import Problem, check_problem, kind, values
 from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
+from .solvers._streamed import streamed
 
 MAGIC, VERSION = "pdbo checkpoint", 1
 KEPT = 2  # checkpoints of a folder
@@ -81,6 +84,7 @@ def load(
     solver = AutoPDBO() if solver is None else solver
     if not isinstance(solver, Solver):
         raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
+    solver = streamed(problem, solver)
     path = _path(path)
     if path.is_dir():
         saved, failures = _latest(path)
@@ -104,9 +108,9 @@ def load(
             raise saved.error(
                 f"it is in {leaf.dtype}, which this session lacks: set jax_enable_x64 first"
             )
-    templates = [eqx.filter_eval_shape(launch, problem, *point, solver, k) for k in _keys(saved)]
-    fitting = [t for t in templates if not _difference(saved, t)]
-    return _unpack(saved, fitting[0] if fitting else templates[0], problem, solver)
+    with reading(problem):
+        template = _template(saved, problem, solver, *point)
+        return _unpack(saved, template, problem, solver)
 
 
 class Folder:
@@ -116,12 +120,13 @@ class Folder:
     ends. The last two checkpoints are kept.
     """
 
-    def __init__(self, path: Any):
-        self.path = _path(path)
+    def __init__(self, path: Any, mesh: Any = None):
+        self.path, self.mesh = _path(path), mesh
+        self.leads = writes(mesh)  # one process writes for all
         self.lock: Any = None
 
     def __enter__(self) -> "Folder":
-        if jax.process_index() != 0:  # one process writes for all
+        if not self.leads:
             return self
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -158,14 +163,11 @@ class Folder:
 
         `run` is the run at its start, `start` the digest of what it was started with.
         """
-        saved, failures = _latest(self.path)
-        if saved is None:
-            if failures:
-                raise CheckpointError(f"{failures[0]} None can be read: remove them to start anew.")
+        saved = self._latest() if self.leads else None
+        (step,) = agree(self.mesh, -1 if saved is None else saved.header["step"])
+        if step < 0:
             return None
-        _warn(failures, saved.path)
-        for failure in failures if self.lock is not None else ():
-            failure.path.rename(failure.path.with_suffix(".unreadable"))
+        saved = _read(self._file(step)) if saved is None else saved
         _check_description(saved, problem, run.solver)
         if None not in (start, saved.header.get("start")) and start != saved.header["start"]:
             raise saved.error("the run in it was started with another x0, y0 or key")
@@ -180,14 +182,28 @@ class Folder:
             _check_values(saved, problem, began, rows["f"][0], rows["g"][0], rows)
         return solution, saved.header.get("notes") or {}
 
+    def _latest(self) -> "Saved | None":
+        """The last good checkpoint; those after it are put aside."""
+        saved, failures = _latest(self.path)
+        if saved is None:
+            if failures:
+                raise CheckpointError(f"{failures[0]} None can be read: remove them to start anew.")
+            return None
+        _warn(failures, saved.path)
+        for failure in failures:
+            failure.path.rename(failure.path.with_suffix(".unreadable"))
+        return saved
+
+    def _file(self, step: int) -> pathlib.Path:
+        return self.path / f"step-{step:012d}.pdbo"
+
     def write(
         self, solution: Solution, problem: Problem, start: str | None, notes: dict[str, Any]
     ) -> None:
         """Add a checkpoint and let the oldest go."""
-        if jax.process_index() != 0:
+        if not self.leads:
             return
-        path = self.path / f"step-{int(solution.steps):012d}.pdbo"
-        _write(path, *_pack(solution, problem, start, notes))
+        _write(self._file(int(solution.steps)), *_pack(solution, problem, start, notes))
         for old in _files(self.path)[KEPT:]:
             with contextlib.suppress(OSError):
                 old.unlink()
@@ -206,10 +222,10 @@ class Keeper:
     def __init__(
         self, path: Any, seconds: float, problem: Problem, start: str | None, columns: set[str]
     ):
-        self.folder, self.signals = Folder(path), Signals()
+        self.folder, self.signals = Folder(path, problem.mesh), Signals()
         self.seconds, self.problem, self.start, self.columns = seconds, problem, start, columns
         self.written = time.monotonic()
-        self.said = "nothing was to be saved yet."
+        self.number, self.said = 0, ""  # the signal to leave on, and what became of the last save
 
     def __enter__(self) -> "Keeper":
         self.folder.__enter__()
@@ -225,9 +241,10 @@ class Keeper:
         return self.folder.resume(run, self.problem, self.start, self.columns)
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint, or to leave with one."""
-        late = time.monotonic() - self.written >= self.seconds
-        return late or self.signals.received is not None
+        """Whether it is time for a checkpoint, or to leave with one; alike in all processes."""
+        late = self.folder.leads and time.monotonic() - self.written >= self.seconds
+        late, self.number = agree(self.problem.mesh, int(late), self.signals.received or 0)
+        return bool(late or self.number)
 
     def save(self, solution: Solution, notes: dict[str, Any]) -> None:
         """Write a checkpoint; a run is not lost because that fails."""
@@ -243,12 +260,10 @@ class Keeper:
 
     def leave(self) -> None:
         """End the run where a signal asked for it."""
-        number = self.signals.received
-        if number is None:
-            return
-        if number == signal.SIGINT:
+        if self.number == signal.SIGINT:
             raise KeyboardInterrupt(f"interrupted; {self.said}")
-        leave(number)
+        if self.number:
+            leave(self.number)
 
 
 class Failure(str):
@@ -302,7 +317,6 @@ def _pack(
 ) -> tuple[dict[str, Any], dict[str, Stored]]:
     state = solution.state
     assert state is not None
-    point = state.solver.output(state.inner)
     leaves = {f"state{name}": leaf for name, leaf in _named(state)}
     leaves |= {f"history.{name}": column for name, column in solution.history.items()}
     leaves |= {"f": solution.f, "g": solution.g}
@@ -318,8 +332,8 @@ def _pack(
         "start": start,
         "solver": _describe(state.solver, "solver"),
         "problem": None if problem is None else _structure(problem),
-        "x": _encode(point.x),
-        "y": _encode(point.y),
+        "x": _encode(solution.x),
+        "y": _encode(solution.y),
     }
     return header, {name: _store(name, leaf) for name, leaf in leaves.items()}
 
@@ -341,6 +355,7 @@ def _unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> 
     )
     # what is not an array comes from the solver given
     state = eqx.tree_at(lambda s: s.solver, state, eqx.combine(state.solver, solver))
+    state = everywhere(problem.mesh, state)
     try:
         kept = {n: _plain(s) for n, s in saved.arrays.items() if not n.startswith("state")}
         cut = {n.partition(".")[::2]: array for n, array in kept.items()}
@@ -368,6 +383,16 @@ def _unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> 
         int(state.step),
         note=note,
     )
+
+
+def _template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
+    """The state of a run that was given a key of the kind the file has, by shapes."""
+    tried = []
+    for key in _keys(saved):
+        tried.append(eqx.filter_eval_shape(launch, problem, x, y, solver, key))
+        if not _difference(saved, tried[-1]):
+            return tried[-1]
+    return tried[0]
 
 
 def _check_values(
@@ -450,15 +475,12 @@ def _plain(stored: Stored) -> np.ndarray:
 
 
 def _restore(stored: Stored, like: Any) -> Any:
-    """A stored array as `like` is, on its devices."""
+    """A stored array as `like` is."""
     if isinstance(like, bool | int | float):
         return type(like)(stored.data.item())
     if _is_key(like):
         return jax.random.wrap_key_data(jnp.asarray(stored.data), impl=_generator(like))
-    data = _plain(stored)
-    if isinstance(like, jax.Array) and len(like.sharding.device_set) > 1:
-        return jax.make_array_from_callback(like.shape, like.sharding, lambda i: data[i])
-    return jnp.asarray(data)
+    return jnp.asarray(_plain(stored))
 
 
 def _generator(like: Any) -> Any:
@@ -485,7 +507,7 @@ def _structure(problem: Problem) -> dict[str, str]:
     """A problem without its functions: the sets with their numbers, the data by its shapes."""
     found = {}
     for field in dataclasses.fields(problem):
-        if field.name not in ("f", "g"):
+        if field.name not in ("f", "g", "mesh"):
             value = getattr(problem, field.name)
             found |= _describe(value, field.name, numbers=isinstance(value, Set))
     return found

@@ -449,6 +449,7 @@ def _solve_host(
                 solution = _conclude(problem, run, code, tol, history, faults)
                 if finished or solution.ok:
                     if keeper is not None:
+                        keeper.due()
                         keeper.save(solution, {})
                         keeper.leave()
                     return solution
