@@ -165,7 +165,9 @@ def test_long_histories_span_chunks():
     assert sol.history["step"].tolist() == list(range(1001))
 
 
-def test_progress_shows_the_run():
+def test_progress_shows_the_run(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
     class Terminal(io.StringIO):
         def isatty(self):
             return True
