@@ -1,5 +1,11 @@
 """Double precision unless a test asks for float32 by dtype, and no implicit promotion."""
 
+import os
+import resource
+import subprocess
+import sys
+import time
+
 import jax
 import pytest
 
@@ -12,3 +18,39 @@ def x32():
     """A session without 64-bit types, as users have by default."""
     with jax.enable_x64(False):
         yield
+
+
+@pytest.fixture(scope="session")
+def quick_run(tmp_path_factory):
+    """`quick_run(name)` is the folder of a run of `pdbo reproduce --quick`, made once for all.
+
+    The processes that share the tests share it; beside the results lies how many seconds of
+    processor time it took.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        base = base.parent
+
+    def get(name):
+        folder = base / f"quick-{name}"
+        out, done = folder / "results", folder / "done"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            for _ in range(6000):
+                if done.exists():
+                    break
+                time.sleep(0.1)
+        else:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            command = [sys.executable, "-m", "pdbo", "reproduce", "--quick", "--out", out]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            (folder / "seconds").write_text(str(seconds))
+            (folder / "log").write_text(run.stderr)
+            done.write_text(str(run.returncode))
+        assert done.read_text() == "0", (folder / "log").read_text()
+        return out
+
+    return get

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 
 from pdbo import report
-from pdbo.experiments import _record, _views
+from pdbo.experiments import EXPERIMENTS, _record, _views, load
 from pdbo.report import _draw, _page, _style
 
 HOW = "no browser: install the Debian packages chromium and chromium-driver (apt-get install)"
@@ -28,11 +27,8 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    out = tmp_path_factory.mktemp("page") / "results"
-    command = [sys.executable, "-m", "pdbo", "reproduce", "toy", "sine", "--quick", "--out", out]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return out
+def results(quick_run):
+    return quick_run("second")
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +99,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(results):
 
 def test_links_lead_to_files(results):
     links = [a["href"] for t, a in Outline((results / "index.html").read_text()).found if t == "a"]
-    files = [link for link in links if not link.startswith("#")]
-    assert len(files) == 9
-    assert all((results / link).is_file() for link in files)
+    files = {link for link in links if not link.startswith("#")}
+    assert files == {f"figures/{p.name}" for p in (results / "figures").iterdir()}
 
 
 def test_hostile_names_stay_text(hostile):
@@ -282,8 +277,32 @@ def test_browser_curves_are_drawn(page):
         "[f.dataset.figure, f.querySelectorAll('.plot').length, "
         "f.querySelectorAll('.curve').length])"
     )
-    assert counts == [["toy", 9, 45], ["sine", 3, 18], ["sine-why", 3, 12]]
+    shown = {name: (plots, curves) for name, plots, curves in counts}
+    assert shown.items() >= {
+        "toy": (9, 54), "paths": (3, 12), "sine": (3, 18), "sine-why": (3, 12), "rates": (7, 21),
+        "digits": (3, 12),
+    }.items()  # fmt: skip
     assert "claims held" in page("return document.querySelector('.tally').textContent")
+
+
+def test_browser_every_experiment_is_whole(page, results):
+    """Each section: claims, figures with curves inside their frames, tables, settings."""
+    for name in (n for n, e in EXPERIMENTS.items() if not e.download):
+        found = page(
+            "const s = document.getElementById(arguments[0]); "
+            "return [s.querySelectorAll('.claim').length, "
+            "s.querySelectorAll('.settings tr').length,"
+            " [...s.querySelectorAll('.plot')].map(p => p.querySelectorAll('.curve, .bar').length),"
+            " [...s.querySelectorAll('.curve')].filter(c => !c.getAttribute('d')).length,"
+            " s.innerText.match(/NaN|undefined|Infinity/g)]",
+            name,
+        )
+        record = _record.read(results / name)
+        assert found[0] == len(load(name).claims(record))
+        assert found[1] > 8
+        assert len(found[2]) == sum(len(f.panels) for f in load(name).figures(record))
+        assert all(found[2])
+        assert found[3:] == [0, None]
 
 
 def test_browser_hover_shows_values(page):
@@ -372,6 +391,8 @@ def test_browser_slider_and_starts_move_the_landscape(page):
         "document.querySelectorAll('[data-scene=toy] .start')[1].dispatchEvent(new Event('click'))"
     )
     assert head("AID-FP")[1] != at_start[1]
+    note = page("return document.querySelector('[data-scene=toy] .note').textContent")
+    assert note.startswith("From x = 0, y = (2, 2): ")
     chosen = page(
         "return [...document.querySelectorAll('[data-scene=toy] .start')].map(c => "
         "c.getAttribute('aria-checked'))"
@@ -399,6 +420,26 @@ def test_browser_page_fits_its_width(page, width):
     wide = page("return [document.documentElement.scrollWidth, window.innerWidth]")
     assert wide[0] <= wide[1] == width
     assert page("return parseFloat(getComputedStyle(document.body).fontSize)") >= 15
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_browser_long_names_do_not_widen_the_page(browser, tmp_path, width):
+    long = "a" * 300
+    curve = _views.Curve(long, np.arange(3), np.arange(3.0))
+    figure = _views.Figure("long", long, [_views.Panel(long, long, long, [curve])], columns=1)
+    record = _record.Record(
+        "solve", 0, False, {"problem": long, long: long}, {}, {long: {"f": 1}},
+        (_record.Claim(long, long, long, 1.0, "<=", 2.0),),
+        {"versions": {long: long}, "device": long, "platform": long, "x64": True},
+    )  # fmt: skip
+    section = _page.Section(record, long, [figure], [_views.Table(long, (long,), [[long]])], None)
+    path = tmp_path / "index.html"
+    path.write_text(_page.page([section], ("pdf",), [long]))
+    browser.resize(width, 900)
+    browser.open(path)
+    browser("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert browser("return document.documentElement.scrollWidth") <= width
+    assert browser.log() == []
 
 
 def test_browser_dark_and_light_differ(page):

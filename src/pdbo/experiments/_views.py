@@ -97,6 +97,7 @@ class Scene:
         optima: the best points.
         starts: the starts, one row each.
         paths: by method an array (starts, iterations + 1, 2).
+        notes: what became of the methods, one text for every start.
     """
 
     title: str
@@ -110,6 +111,19 @@ class Scene:
     optima: np.ndarray
     starts: np.ndarray
     paths: dict[str, np.ndarray]
+    notes: Sequence[str]
+
+
+def fates(found: dict[str, str]) -> str:
+    """What became of every method, in one sentence: those that fared alike are named together."""
+    groups: dict[str, list[str]] = {}
+    for method, fate in found.items():
+        groups.setdefault(fate, []).append(method)
+    parts = []
+    for fate, names in groups.items():
+        *others, last = names
+        parts.append(f"{', '.join(others)} and {last} {fate}" if others else f"{last} {fate}")
+    return "; ".join(parts) + "."
 
 
 def counted(values: np.ndarray) -> np.ndarray:

@@ -5,30 +5,26 @@ from typing import Any
 import numpy as np
 
 from ._record import Claim, Record, Results
-from ._views import Curve, Figure, Panel, Scene, Table, counted
+from ._views import Curve, Figure, Panel, Scene, Table, counted, fates
+from .toy import AUTO, METHODS, SHOWN
 
-METHODS = ("PDBO", "Proximal-PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")
-AUTO = "AutoPDBO"
 STARTS = np.array([[3, 3], [-4, 1], [6, -2], [1, 7], [-6, -6], [0, 0.5]], float)
 """The paper's and five more for the page's landscape."""
 BEST = -np.pi / 4
 VALUE = np.pi**2 / 8
+NEAR = 0.01  # of |f - f*| and of the inner gap
 
 
 def run(seed: int, quick: bool, track: Any = iter) -> Results:
     """The five methods with the paper's steps, and the automatic solver."""
     import jax.numpy as jnp
 
-    import pdbo
-
+    from .. import AutoPDBO
     from ._paper import SETTINGS, methods, sine
     from ._trace import trace
 
     steps = 1000
-    solvers = methods()
-    automatic = getattr(pdbo, "AutoPDBO", None)
-    if automatic is not None:
-        solvers[AUTO] = automatic()
+    solvers = methods() | {AUTO: AutoPDBO()}
     arrays, calls, seconds = {"starts": STARTS}, {}, {}
     for name in track(list(solvers)):
         x0, y0 = (jnp.asarray(column) for column in STARTS.T)
@@ -37,10 +33,6 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
         calls[name], seconds[name] = found.calls, found.seconds
     settings = SETTINGS | {"iterations": steps, "starts (x, y)": STARTS.tolist()}
     return Results(settings, arrays, calls, seconds)
-
-
-def _methods(record: Record) -> list[str]:
-    return [m for m in (*METHODS, AUTO) if m in record.calls]
 
 
 def measures(record: Record, method: str, start: int = 0) -> dict[str, np.ndarray]:
@@ -57,16 +49,14 @@ def measures(record: Record, method: str, start: int = 0) -> dict[str, np.ndarra
 
 def figures(record: Record) -> list[Figure]:
     """The paper's three panels, and why its fixed steps do not hold up."""
-    names = _methods(record)
-    found = {m: measures(record, m) for m in names}
+    found = {m: measures(record, m) for m in SHOWN}
 
     def panel(title: str, label: str, key: str) -> Panel:
-        curves = [Curve(m, counted(found[m][key]), found[m][key]) for m in names]
+        curves = [Curve(m, counted(found[m][key]), found[m][key]) for m in SHOWN]
         return Panel(title, "iteration", label, curves, y_log=True)
 
     def pdbo_panel(title: str, label: str, key: str, log: bool) -> Panel:
-        shown = [m for m in ("PDBO", "Proximal-PDBO", AUTO) if m in names]
-        values = {m: record[f"{m}.{key}"][0] for m in shown}
+        values = {m: record[f"{m}.{key}"][0] for m in ("PDBO", "Proximal-PDBO", AUTO)}
         if log:  # AutoPDBO's multiplier starts at zero
             values = {m: np.where(v < 1e-2, np.nan, v) for m, v in values.items()}
         curves = [Curve(m, counted(v), v) for m, v in values.items()]
@@ -84,11 +74,11 @@ def figures(record: Record) -> list[Figure]:
     )
     why = Figure(
         "sine-why",
-        "Why the paper's fixed steps do not hold up: the constraint has no finite multiplier at "
-        "the solution, so the dual variable grows; a step of 0.2 times its gradient then "
-        "overshoots and throws PDBO out of the basin and, in the end, to the edge of the box. "
-        "Proximal-PDBO starts each round with a multiplier of 2 and stays infeasible. AutoPDBO "
-        "bounds its steps however large the multiplier is.",
+        "What becomes of fixed steps: the constraint has no finite multiplier at the solution, so "
+        f"PDBO's dual variable grows, to {record['PDBO.multiplier'][0].max():.3g}; the primal step "
+        f"of {record.settings['primal step']:g} times its gradient then overshoots. Proximal-PDBO "
+        "starts each round with the first multiplier. AutoPDBO bounds its steps however large the "
+        f"multiplier is. {_note(record, 0)}",
         [
             panel("(d) inner gap", "g - min g", "gap"),
             pdbo_panel("(e) dual variable", "multiplier", "multiplier", True),
@@ -101,11 +91,11 @@ def figures(record: Record) -> list[Figure]:
 def claims(record: Record) -> list[Claim]:
     """The three sentences of the appendix, and one of this package's own."""
     source = "Appendix B, figure 4"
-    last = {m: {k: float(v[-1]) for k, v in measures(record, m).items()} for m in _methods(record)}
+    last = {m: {k: float(v[-1]) for k, v in measures(record, m).items()} for m in SHOWN}
     ours = max(last[m]["worst"] for m in METHODS[:2])
     hypergradients = min(last[m]["f"] for m in ("ITD-R", "AID-FP"))
     better = max(last[m]["worst"] for m in METHODS[:3])
-    found = [
+    return [
         Claim(
             "The plots show that ITD-R and AID-FP methods converge to a bad stationary point and "
             "could not find good solutions.",
@@ -133,26 +123,22 @@ def claims(record: Record) -> list[Claim]:
             "<",
             0.5 * last["BigSAM+ITD"]["worst"],
         ),
+        Claim(
+            "The automatic solver reaches the optimum with nothing to tune.",
+            "this package",
+            "its last error, the larger of |f - f*| and the inner gap",
+            last[AUTO]["worst"],
+            "<=",
+            1e-3,
+            quoted=False,
+        ),
     ]
-    if AUTO in last:
-        found.append(
-            Claim(
-                "The automatic solver reaches the optimum with nothing to tune.",
-                "this package",
-                "its last error, the larger of |f - f*| and the inner gap",
-                last[AUTO]["worst"],
-                "<=",
-                1e-3,
-                quoted=False,
-            )
-        )
-    return found
 
 
 def tables(record: Record) -> list[Table]:
     """Where each method ends."""
     rows = []
-    for m in _methods(record):
+    for m in SHOWN:
         v = measures(record, m)
         rows.append([
             m, record[f"{m}.x"][0, -1], record[f"{m}.y"][0, -1], v["f"][-1], v["gap"][-1],
@@ -176,9 +162,8 @@ def scene(record: Record) -> Scene:
             lines.append(("inner minima", np.stack([ends, total - ends], -1)))
     return Scene(
         "Sine problem",
-        "Contours are f; on the dashed lines g is at its minimum. AID-FP and ITD-R stay on the "
-        "line nearest to their start. PDBO is drawn to the right line, until its growing "
-        "multiplier throws it out.",
+        "Contours are f; on the dashed lines g is at its minimum. The star is the point of these "
+        "lines where f is smallest.",
         ("x", "y"),
         axis,
         axis,
@@ -187,5 +172,33 @@ def scene(record: Record) -> Scene:
         lines,
         np.array([[BEST, BEST]]),
         STARTS,
-        {m: np.stack([record[f"{m}.x"], record[f"{m}.y"]], -1) for m in _methods(record)},
+        {m: np.stack([record[f"{m}.x"], record[f"{m}.y"]], -1) for m in SHOWN},
+        [_note(record, k) for k in range(len(record["starts"]))],
     )
+
+
+def _note(record: Record, start: int) -> str:
+    """What became of every method from a start."""
+    x, y = record["starts"][start]
+    return f"From ({x:g}, {y:g}): {fates({m: _fate(record, m, start) for m in SHOWN})}"
+
+
+def _fate(record: Record, method: str, start: int) -> str:
+    """Where a method ends, in words."""
+    at = measures(record, method, start)
+    x, y = record[f"{method}.x"][start], record[f"{method}.y"][start]
+    if at["worst"][-1] <= NEAR:
+        return f"reached the optimum to within {NEAR:g}"
+    if at["gap"][-1] <= NEAR:
+        own = _line(x[-1] + y[-1]) == _line(x[0] + y[0])
+        line = "the line nearest to the start" if own else "another line"
+        return f"ended on {line}, where f is {x[-1] ** 2 + y[-1] ** 2:.2f}"
+    edge = max(abs(x[-1]), abs(y[-1])) >= 10 - 1e-6
+    return f"ended {'at the edge of the box' if edge else 'off the lines'}, inner gap " + (
+        f"{at['gap'][-1]:.2f}"
+    )
+
+
+def _line(total: float) -> int:
+    """The number of the line x + y = -pi/2 + 2 pi k nearest to a point."""
+    return round((total + np.pi / 2) / (2 * np.pi))

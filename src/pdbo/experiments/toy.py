@@ -5,9 +5,12 @@ from typing import Any
 import numpy as np
 
 from ._record import Claim, Record, Results
-from ._views import Curve, Figure, Panel, Scene, Table, counted, first_within
+from ._views import Curve, Figure, Panel, Scene, Table, counted, fates, first_within
 
 METHODS = ("PDBO", "Proximal-PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")
+"""The paper's."""
+AUTO = "AutoPDBO"
+SHOWN = (*METHODS, AUTO)
 OURS, STUCK = METHODS[:2], METHODS[3:]
 STARTS = np.array(
     [[2, 0.5, 0.5], [0, 2, 2], [-1, 0, -0.5], [2.5, 1, 2.5], [-0.5, -1, 2], [2, 1, -0.5]], float
@@ -18,15 +21,16 @@ CLOSE = 0.05
 
 
 def run(seed: int, quick: bool, track: Any = iter) -> Results:
-    """The five methods from every start."""
+    """The paper's five methods and the automatic solver, from every start."""
     import jax.numpy as jnp
 
+    from .. import AutoPDBO
     from ._paper import SETTINGS, methods, toy
     from ._trace import trace
 
     steps = 200
     arrays, calls, seconds = {"starts": STARTS}, {}, {}
-    solvers = methods()
+    solvers = methods() | {AUTO: AutoPDBO()}
     for name in track(list(solvers)):
         found = trace(
             toy(), solvers[name], jnp.asarray(STARTS[:, 0]), jnp.asarray(STARTS[:, 1:]),
@@ -65,22 +69,25 @@ def figures(record: Record) -> list[Figure]:
     """The nine panels: five from the first start, four from the second."""
     wanted = [(0, k) for k in ("f", "gap", "gradient", "y", "x")]
     wanted += [(1, k) for k in ("f", "gap", "y", "x")]
-    found = {m: measures(record, m) for m in METHODS}
+    found = {m: measures(record, m) for m in SHOWN}
     panels = [
         Panel(
             f"({letter}) {_LABELS[key][0]}, start {start + 1}",
             "iteration",
             _LABELS[key][1],
-            [Curve(m, counted(found[m][key][start]), found[m][key][start]) for m in METHODS],
+            [Curve(m, counted(found[m][key][start]), found[m][key][start]) for m in SHOWN],
             y_log=True,
         )
         for letter, (start, key) in zip("abcdefghi", wanted, strict=True)
     ]
+    far = found["PDBO"]["z"][:, -1]
     caption = (
         f"Toy problem. (a) to (e) from {NAMES[0]}, (f) to (i) from {NAMES[1]}; values below "
         "1e-12 are drawn there. The gradient is "
         "that of f in x and y together, which vanishes at the optimum and at no other inner "
-        "minimum. PDBO levels off at the bias of its smoothing."
+        f"minimum. PDBO's last distances to the optimum, {far[0]:.1g} and {far[1]:.1g}, are the "
+        f"bias of its smoothing of {record.settings['smoothing (not in the paper)']:g}. AutoPDBO "
+        "has nothing to tune."
     )
     return [Figure("toy", caption, panels)]
 
@@ -144,7 +151,7 @@ def tables(record: Record) -> list[Table]:
     """Where each method ends."""
     rows = []
     for start, name in enumerate(NAMES):
-        for m in METHODS:
+        for m in SHOWN:
             v = measures(record, m)
             y = record[f"{m}.y"][start, -1]
             rows.append([
@@ -166,9 +173,8 @@ def scene(record: Record) -> Scene:
     return Scene(
         "Toy problem",
         "The plane of x and y2; contours are f where y1 = x, that is on the inner minima. Every "
-        "point of the plane is an inner minimum, and the inner function does not see y2: AID-FP "
-        "and ITD-R can only move left and right, and stop where x is best for the y2 they "
-        "started with.",
+        "point of the plane is an inner minimum, and the inner function does not see y2: methods "
+        "that follow the inner minimum alone can only move left and right.",
         ("x", "y2"),
         x,
         y,
@@ -177,5 +183,27 @@ def scene(record: Record) -> Scene:
         [],
         np.array([[1.0, 1.0]]),
         STARTS[:, [0, 2]],
-        {m: np.stack([record[f"{m}.x"], record[f"{m}.y"][..., 1]], -1) for m in METHODS},
+        {m: np.stack([record[f"{m}.x"], record[f"{m}.y"][..., 1]], -1) for m in SHOWN},
+        [
+            f"From x = {x:g}, y = ({y1:g}, {y2:g}): "
+            + fates({m: _fate(record, m, k) for m in SHOWN})
+            for k, (x, y1, y2) in enumerate(record["starts"])
+        ],
     )
+
+
+def _fate(record: Record, method: str, start: int) -> str:
+    """Where a method ends, in words."""
+    if measures(record, method)["z"][start, -1] <= CLOSE:
+        return f"reached the optimum to within {CLOSE:g}"
+    x, y2 = record[f"{method}.x"][start, -1], record[f"{method}.y"][start, -1, 1]
+    moved = np.ptp(record[f"{method}.y"][start, :, 1]) > 1e-9
+    where = f"stopped at x = {x:.3f}" if _still(record[f"{method}.x"][start]) else "was under way"
+    if moved:
+        return f"{where}, y2 = {y2:.3f}"
+    return f"{where} and never moved y2, for which x = {(1 + y2) / 2:.3f} is best"
+
+
+def _still(values: np.ndarray) -> bool:
+    """Whether the last tenth of a path stays where it is."""
+    return bool(np.ptp(values[-len(values) // 10 :]) <= 1e-3)

@@ -122,7 +122,8 @@ def _bars(ax: Any, curve: Curve, panel: Panel, look: Style, groups: list[Curve])
 def _fitting(labels: list[str], inches: float) -> int:
     """How many entries of a legend fit beside each other."""
     widest = 0.75 + 0.075 * max(map(len, labels))
-    return max(1, min(len(labels), int(inches / widest)))
+    rows = math.ceil(len(labels) / max(1, int(inches / widest)))
+    return math.ceil(len(labels) / rows)  # rows of equal length
 
 
 def _plainly(texts: list[Any]) -> None:

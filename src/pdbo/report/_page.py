@@ -154,6 +154,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
         "lines": [[label, _numbers(points.ravel())] for label, points in scene.lines],
         "optima": [_numbers(p) for p in scene.optima],
         "starts": [_numbers(s) for s in scene.starts],
+        "notes": list(scene.notes),
         "labels": list(scene.paths),
         "styles": [_style(s) for s in looks.values()],
         "paths": [

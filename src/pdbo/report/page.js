@@ -314,11 +314,12 @@ class Landscape {
     this.output = make("output");
     this.play = make("button", { type: "button" }, "▶ play");
     this.table = make("table", { class: "results" });
+    this.note = make("p", { class: "note", "aria-live": "polite" });
     this.slider.addEventListener("input", () => { this.stop(); this.draw(); });
     this.play.addEventListener("click", () => (this.timer ? this.stop() : this.run()));
     const controls = make("div", { class: "controls" }, this.play, this.slider, this.output);
     const aside = make("div", {}, legend(scene.labels, scene.styles, this.shown, () => this.draw()),
-      make("div", { class: "scroll" }, this.table));
+      make("div", { class: "scroll" }, this.table), this.note);
     node.append(make("div", { class: "stage" }, make("div", {}, this.ground(), controls), aside));
     this.draw();
   }
@@ -387,6 +388,7 @@ class Landscape {
     });
     this.moving.replaceChildren(...parts);
     this.circles.forEach((c, s) => c.setAttribute("aria-checked", String(s === this.start)));
+    this.note.textContent = scene.notes[this.start];
     this.output.textContent = `${k} / ${this.most}`;
     const head = make("tr", {}, make("th", {}, "method"), make("th", {}, scene.axes[0]), make("th", {}, scene.axes[1]));
     this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
