@@ -22,7 +22,6 @@ OFFLINE = [name for name, experiment in EXPERIMENTS.items() if not experiment.do
 CLAIM = _record.Claim("It works.", "page 1", "a number", 1.0, "<", 2.0)
 
 
-
 @pytest.fixture(scope="module")
 def results(quick_run):
     return quick_run("first")
@@ -193,7 +192,7 @@ def test_claims_fail_where_the_paper_is_contradicted(results):
     for key, claims in (("T", (0, 3)), ("N", (1, 3)), ("K", (2, 4))):
         flat = np.broadcast_to(record[f"{key}.errors"][:1], record[f"{key}.errors"].shape)
         for claim in claims:
-            worse = 1e3 * flat if claim > 2 else flat
+            worse = 1e6 * flat if claim > 2 else flat
             held = [c.held for c in rates.claims(without(record, **{f"{key}.errors": worse}))]
             assert not held[claim]
     bounds = record["K.bounds"]

@@ -52,10 +52,10 @@ class Unavailable(Exception):
 
 
 EXPERIMENTS = {
-    "toy": Experiment("a line of inner minima: five methods, nine panels", (3, 3)),
-    "paths": Experiment("multiplier and constraint along PDBO's path on the toy problem", (2, 2)),
+    "toy": Experiment("a line of inner minima: five methods and AutoPDBO, nine panels", (6, 6)),
+    "paths": Experiment("multiplier and constraint along PDBO's path on the toy problem", (4, 4)),
     "sine": Experiment("an inner problem with many basins: five methods and AutoPDBO", (9, 7)),
-    "rates": Experiment("error against T, N and K, with the theorems' bounds", (10, 8)),
+    "rates": Experiment("error against T, N and K, with the theorems' bounds", (12, 9)),
     "digits": Experiment(
         "one l2 hyperparameter per weight of a classifier of digits", (45, 9), ("sklearn",)
     ),
