@@ -156,7 +156,8 @@ def test_claims_tables_and_figures_follow_the_record(record):
     assert len([c for c in claims if c.held]) < 9  # a stub does not reach the paper's numbers
     (table,) = newsgroups.tables(record)
     assert {len(row) for row in table.rows} == {len(table.header)}
-    (figure,) = newsgroups.figures(record)
+    figure, worth = newsgroups.figures(record)
+    assert len(worth.panels[0].categories) == len(newsgroups.METHODS)
     growth = record.times["measured"]["growth"]
     assert growth["ITD-R"][-1] > 1.2 * growth["ITD-R"][0]
     assert growth["PDBO"][-1] <= 1.05 * growth["PDBO"][0]
