@@ -27,10 +27,10 @@ def environment(devices: int = 1) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
 
 
-def start(command: list[str], devices: int = 1) -> subprocess.Popen:
+def start(command: list[str], devices: int = 1, **variables: str) -> subprocess.Popen:
     return subprocess.Popen(
         command,
-        env=environment(devices),
+        env=environment(devices) | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -66,6 +66,7 @@ def distributed(
         raise
     watch.stop()
     jax.distributed.shutdown()
+    _on_abort(None)
 
 
 def _check(address: Any, processes: Any, rank: Any, heartbeat: Any) -> None:
@@ -103,6 +104,7 @@ def _join(address: str | None, processes: int | None, rank: int | None, heartbea
     # a signal is for the driver to answer, between two chunks
     with contextlib.suppress(AttributeError):
         jax.config.update("jax_enable_preemption_service", False)
+    met = False
     try:
         try:
             _initialize(address, processes, rank, local, heartbeat)
@@ -110,6 +112,7 @@ def _join(address: str | None, processes: int | None, rank: int | None, heartbea
             if "coordinator_address" not in str(error) or address is not None:
                 raise
             _initialize(LOOPBACK, processes, rank, local, heartbeat)
+        met = True
     except (ValueError, TypeError):
         raise ProblemError(
             "no cluster was found (SLURM, Kubernetes or Open MPI): say how many processes there "
@@ -122,6 +125,9 @@ def _join(address: str | None, processes: int | None, rank: int | None, heartbea
             ) from None
         where = runtime.global_state.coordinator_address
         raise ProblemError(f"process {rank} cannot use {where}: {_brief(error)}.") from None
+    finally:
+        if not met:
+            _on_abort(None)
 
 
 def _initialize(
@@ -166,7 +172,7 @@ def _say_and_exit(sentence: str) -> NoReturn:
 _abort: Any = None
 
 
-def _on_abort(answer: Callable[[], Any]) -> None:
+def _on_abort(answer: Callable[[], Any] | None) -> None:
     """Call `answer` before JAX aborts the process, as it does once process 0 cannot be reached.
 
     JAX offers nothing gentler: its callback for a missed heartbeat cannot be a Python function
@@ -175,8 +181,8 @@ def _on_abort(answer: Callable[[], Any]) -> None:
     """
     global _abort
     if os.name == "posix":
-        _abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: answer())
-        ctypes.CDLL(None).signal(signal.SIGABRT, _abort)
+        _abort = answer and ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: answer())
+        ctypes.CDLL(None).signal(signal.SIGABRT, _abort)  # None is the default action
 
 
 class _Watch:
