@@ -94,6 +94,34 @@ def test_uneven_data_is_held_whole_and_said():
     assert re.match(r"data\['odd'\] has 10 rows, which 4 devices do not divide evenly", out)
 
 
+SENT = """
+    import numpy as np
+    import pdbo
+    rows, columns, steps = 64, 5, 7
+    data = {"a": np.ones((rows, columns)), "b": np.ones((rows, columns))}
+    f = lambda x, y, data: ((data["b"] @ y) ** 2).mean()
+    g = lambda x, y, data: ((data["a"] @ y - x) ** 2).sum()
+    problem = pdbo.shard(pdbo.Problem(f, g, data))
+    found = pdbo.communication(problem, 1.0, np.ones(columns), pdbo.PDBO(inner_steps=steps))
+    print(json.dumps([found.operations, found.payload, found.open_loops, found.sent(4)]))
+"""
+
+
+def test_what_an_iteration_sends():
+    """Seven inner gradients in y, then the gradients of f in y and of g in both, and two values."""
+    ((status, out, err),) = finish([start(python(SENT), devices=2)])
+    assert status == 0, err
+    operations, payload, open_loops, sent = json.loads(out)
+    columns, steps = 5, 7
+    assert set(operations) == {"all-reduce"}
+    assert operations["all-reduce"] >= steps + 1
+    # at the least: columns a step, then twice as many; at the most a few numbers more
+    least = 8 * columns * (steps + 2)
+    assert least <= payload["all-reduce"] <= least + 8 * 6
+    assert open_loops == 0
+    assert sent == 2 * 3 / 4 * payload["all-reduce"]
+
+
 @pytest.mark.parametrize(
     "arguments, options, message",
     [

@@ -39,6 +39,11 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     if problem.mesh is not None:
         raise ProblemError("the problem is split over devices already: shard the original.")
     if isinstance(problem.data, Batches) and problem.data.sources:
+        raise ProblemError(
+            "data that is fetched from outside of memory cannot be split over devices: hand it to "
+            "Batches as arrays."
+        )
+    if isinstance(problem.data, Batches) and problem.data.sources:
         raise ProblemError("examples that a Source fetches cannot be split over devices.")
     mesh = _automatic(mesh)
     uneven = []
