@@ -1,0 +1,298 @@
+"""Many devices and many processes: agreement, a lost process, cost per iteration, bytes sent.
+
+Run as `python -m benchmarks.devices`, some parts of it as `python -m benchmarks.devices agreement
+loss cost sent`. What was measured is kept in benchmarks/records/devices.json, and docs/scaling.md
+and docs/scaling.png are made anew from it. All sockets are on loopback.
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import pdbo
+
+from .record import FOLDER, write
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECORD = FOLDER / "devices.json"
+MARKS = ("<!-- figures: python -m benchmarks.devices -->", "<!-- end of figures -->")
+DEVICES, PROCESSES = (1, 2, 4, 8), (2, 3, 4)
+HEARTBEAT = 5.0
+HOSTS = 64
+
+
+# The problem: logistic regression with a penalty of its own for each feature
+
+
+def data(rows: int, columns: int, classes: int, dtype: Any, seed: int = 0) -> dict[str, Any]:
+    """Training and validation data, half of the rows each."""
+    draw = np.random.default_rng(seed)
+    truth = draw.normal(size=(columns, classes))
+
+    def half() -> tuple[np.ndarray, np.ndarray]:
+        a = draw.normal(size=(rows // 2, columns)).astype(dtype)
+        return a, np.argmax(a @ truth + draw.gumbel(size=(rows // 2, classes)), 1)
+
+    return {"train": half(), "validation": half()}
+
+
+def problem(given: dict[str, Any]) -> pdbo.Problem:
+    """Validation loss over the weights that minimise the penalised training loss."""
+    from pdbo.linear import cross_entropy, penalty
+
+    return pdbo.Problem(
+        lambda x, w, d: cross_entropy(w, *d["validation"]),
+        lambda x, w, d: cross_entropy(w, *d["train"]) + penalty(x, w),
+        given,
+        x_set=pdbo.Box(-8.0, 3.0),
+    )
+
+
+def start(columns: int, classes: int, dtype: Any) -> tuple[Any, Any]:
+    """Log-penalties and weights to start from."""
+    zeros = np.zeros((columns, classes), dtype), np.zeros(classes, dtype)
+    return np.full((columns, 1), -3, dtype), dict(zip(("weights", "offsets"), zeros, strict=True))
+
+
+SMALL = {"rows": 480, "columns": 6, "classes": 3}
+STEPS = {"PDBO": 200, "AutoPDBO": 10}
+
+
+def small() -> tuple[pdbo.Problem, tuple[Any, Any]]:
+    """The problem of the agreement and of the lost process, in double precision."""
+    sizes = (SMALL["columns"], SMALL["classes"], np.float64)
+    return problem(data(SMALL["rows"], *sizes)), start(*sizes)
+
+
+def numbers(solution: Any) -> dict[str, Any]:
+    """What a run found."""
+    import jax
+
+    named = {k: getattr(solution, k) for k in ("x", "multiplier", "f", "g")}
+    named |= solution.y | {"eps": solution.certificate.eps, "h": solution.history["h"]}
+    return {k: np.asarray(jax.device_get(v)).tolist() for k, v in named.items()}
+
+
+def apart(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """The largest difference, each relative to the largest entry."""
+    worst = 0.0
+    for name, value in theirs.items():
+        a, b = np.asarray(ours[name]), np.asarray(value)
+        worst = max(worst, float(np.max(np.abs(a - b)) / np.max(np.abs(b))))
+    return worst
+
+
+def solve(given: pdbo.Problem, name: str) -> Any:
+    """The run that is compared."""
+    _, point = small()
+    solver = pdbo.PDBO(inner_step=1.0) if name == "PDBO" else pdbo.AutoPDBO()
+    return pdbo.solve(given, *point, solver, steps=STEPS[name], every=STEPS[name], tol=0)
+
+
+# Processes
+
+
+def address() -> str:
+    """A port of this machine that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def launch(arguments: list[str], devices: int = 1, single: bool = False) -> subprocess.Popen:
+    """A Python process with so many devices, each of one thread if `single`."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags += " --xla_cpu_multi_thread_eigen=false" if single else ""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def call(function: str, *arguments: Any, processes: int = 1, **options: Any) -> Any:
+    """The result of a function of this module, from fresh processes that run it together."""
+    where = address()
+    running = [
+        launch(
+            [
+                "-m",
+                "benchmarks.devices",
+                "--call",
+                json.dumps([function, arguments, where, processes, rank]),
+            ],
+            **options,
+        )
+        for rank in range(processes)
+    ]
+    ended = [p.communicate(timeout=1800) for p in running]
+    for process, (_, err) in zip(running, ended, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"{function} failed:\n{err}")
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
+
+
+def answer(text: str) -> None:
+    """The other side of `call`."""
+    function, arguments, where, processes, rank = json.loads(text)
+    if processes == 1:
+        print(json.dumps(globals()[function](*arguments)))
+        return
+    with pdbo.distributed(where, processes, rank, heartbeat=60):
+        print(json.dumps(globals()[function](*arguments)))
+
+
+# Agreement
+
+
+def on_devices() -> dict[str, float]:
+    """How far runs on 2, 4 and 8 devices are from the run on one."""
+    import jax
+
+    plain, point = small()
+    calls: dict[str, Callable[[pdbo.Problem], dict[str, Any]]] = {
+        "PDBO": lambda p: numbers(solve(p, "PDBO")),
+        "AutoPDBO": lambda p: numbers(solve(p, "AutoPDBO")),
+        "certify": lambda p: {"eps": pdbo.certify(p, *point).eps},
+        "multistart": lambda p: numbers(
+            pdbo.multistart(p, *point, pdbo.PDBO(inner_step=1.0), starts=3, steps=50, every=50)
+        ),
+    }
+    found = {}
+    for name, run in calls.items():
+        reference = run(plain)
+        for count in DEVICES[1:]:
+            mesh = jax.make_mesh((count,), ("data",), devices=jax.devices()[:count])
+            found[f"{name}, {count} devices"] = apart(run(pdbo.shard(plain, mesh)), reference)
+    return found
+
+
+def on_one() -> dict[str, Any]:
+    """The run on one device."""
+    return numbers(solve(small()[0], "PDBO"))
+
+
+def on_hosts() -> dict[str, Any]:
+    """The same run on all devices of all processes."""
+    return numbers(solve(pdbo.shard(small()[0]), "PDBO"))
+
+
+def agreement() -> dict[str, float]:
+    """The largest relative differences from one device, on devices and on processes."""
+    (found,) = call("on_devices", devices=max(DEVICES))
+    (reference,) = call("on_one")
+    for count in PROCESSES:
+        everyone = call("on_hosts", processes=count)
+        if any(numbers != everyone[0] for numbers in everyone):
+            raise RuntimeError("the processes differ from each other")
+        found[f"PDBO, {count} processes"] = apart(everyone[0], reference)
+    return found
+
+
+# Cost
+
+
+def iteration(rows: int, columns: int, classes: int, steps: int, repeats: int) -> float:
+    """Seconds of one PDBO iteration on all the devices there are, in single precision."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+
+    given = problem(data(rows, columns, classes, np.float32))
+    given = pdbo.shard(given) if jax.device_count() > 1 else given
+    solver = pdbo.PDBO(inner_step=1.0)
+    x, w = jax.tree.map(jnp.asarray, start(columns, classes, np.float32))
+
+    @eqx.filter_jit
+    def run(problem: pdbo.Problem, state: Any, steps: Any) -> Any:
+        return jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
+
+    state = eqx.filter_jit(solver.init)(given, x, w, jax.random.key(0))
+    count = jnp.asarray(steps)
+    jax.block_until_ready(run(given, state, count))
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(run(given, state, count))
+        times.append((time.perf_counter() - began) / steps)
+    return float(np.median(times))
+
+
+SIZE = {"columns": 64, "classes": 10}
+ROWS = tuple(2**k for k in range(10, 18))
+WEAK, STRONG = 2**14, 2**16
+
+
+def cost(repeats: int = 5) -> dict[str, Any]:
+    """Seconds an iteration against rows, devices and processes; one thread a device."""
+
+    def seconds(rows: int, devices: int = 1, processes: int = 1) -> float:
+        steps = max(3, min(200, 2**20 // rows))
+        arguments = (rows, *SIZE.values(), steps, repeats)
+        options = {"devices": devices, "processes": processes, "single": True}
+        return max(call("iteration", *arguments, **options))
+
+    return {
+        "rows": {n: seconds(n) for n in ROWS},
+        "strong, devices": {k: seconds(STRONG, k) for k in DEVICES},
+        "weak, devices": {k: seconds(WEAK * k, k) for k in DEVICES},
+        "strong, processes": {k: seconds(STRONG, 1, k) for k in (1, 2, 4)},
+        "weak, processes": {k: seconds(WEAK * k, 1, k) for k in (1, 2, 4)},
+    }
+
+
+# Bytes
+
+
+def an_iteration() -> dict[str, Any]:
+    """What one iteration sends, from the program compiled for two devices."""
+    found = {}
+    cases = {
+        "64 features, 10 classes": (SIZE["columns"], SIZE["classes"]),
+        "50,000 features, 20 classes": (50_000, 20),
+    }
+    for name, (columns, classes) in cases.items():
+        sizes = (columns, classes, np.float32)
+        sharded = pdbo.shard(problem(data(8, *sizes)))
+        for solver in (pdbo.PDBO(), pdbo.AutoPDBO()):
+            sent = pdbo.communication(sharded, *start(*sizes), solver)
+            found[f"{type(solver).__name__}, {name}"] = {
+                "operations": sum(sent.operations.values()),
+                "payload": sum(sent.payload.values()),
+                "sent": sent.sent(HOSTS),
+                "variables": columns * (1 + classes) + classes,
+                "open_loops": sent.open_loops,
+            }
+    return found
+
+
+def sent() -> dict[str, Any]:
+    """Bytes an iteration sends."""
+    return call("an_iteration", devices=2)[0]
+
+
+PARTS: dict[str, Callable[[], Any]] = {"agreement": agreement, "cost": cost, "sent": sent}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--call"]:
+        answer(sys.argv[2])
+        sys.exit()
+    wanted = sys.argv[1:] or list(PARTS)
+    results = json.loads(RECORD.read_text())["results"] if RECORD.exists() else {}
+    for name in wanted:
+        results[name] = PARTS[name]()
+        print(name, json.dumps(results[name], indent=1), flush=True)
