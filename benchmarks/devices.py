@@ -8,12 +8,9 @@ and docs/scaling.png are made anew from it. All sockets are on loopback.
 import json
 import os
 import pathlib
-import re
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +19,7 @@ import numpy as np
 
 import pdbo
 
-from .record import FOLDER, write
+from .record import FOLDER
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = FOLDER / "devices.json"

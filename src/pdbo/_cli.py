@@ -1,5 +1,6 @@
 """The command `pdbo`. Whatever needs JAX or matplotlib is imported once it is needed."""
 
+import contextlib
 import difflib
 import io
 import json
@@ -13,24 +14,24 @@ import signal
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from . import __version__
-from ._errors import brief
+from ._errors import ProblemError, brief
 from ._signals import Terminated, leave
 from .experiments import EXPERIMENTS, PROBLEMS
 
-OK, FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+OK, FAILED, BAD_INPUT, LOST, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 CHECKPOINT = "checkpoint"
 RECORD_FILES = ("record.json", "arrays.npz", "times.json")
 MOST = 2**31 - 1
 DEEPEST = 32  # lists within lists, in a start
 EXIT_CODES = (
     "Exit codes: 0 all went well, 1 a run failed or was not certified, 2 bad input, "
-    "130 interrupted, 143 terminated."
+    "3 another process of the run was lost, 130 interrupted, 143 terminated."
 )
 _NOT_SOLVERS = ("Calls", "Point", "Solver")
 
@@ -44,7 +45,7 @@ app = typer.Typer(
 )
 
 
-class InputError(Exception):
+class InputError(ProblemError):
     """What was asked for cannot be done; the message is one sentence."""
 
 
@@ -231,11 +232,34 @@ def solve(
     resume: Annotated[
         bool, typer.Option("--resume", help="Carry on from the last checkpoint in the folder.")
     ] = False,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed", help="Split the data over the devices of all processes of this run."
+        ),
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Where process 0 is.", metavar="HOST:PORT")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="How many processes there are.", min=1, max=MOST)
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Which of them this is, from 0 on.", min=0, max=MOST)
+    ] = None,
+    heartbeat: Annotated[
+        float | None,
+        typer.Option(help="Seconds without a sign of life after which a process is lost; 10."),
+    ] = None,
 ) -> int:
     """Solve a problem of your own: print its certificate, keep a record, a figure and a page.
 
     NAME is a pdbo.Problem in the file. The start is given by --x0 and --y0, or by x0 and y0 in the
     file. A checkpoint is written every minute and when the run is interrupted.
+
+    With --distributed the same command is started once for each process. SLURM, Kubernetes and Open
+    MPI say which is which; elsewhere give --processes and --rank, and --address where they are on
+    several machines.
     """
     path, name = _target(target)
     given = {k: _start(k, v) for k, v in (("x0", x0), ("y0", y0)) if v is not None}
@@ -245,21 +269,43 @@ def solve(
     if force and resume:
         raise InputError("--force starts anew and --resume carries on: give one of them.")
     remedy = "carry on there with --resume or replace what is there with --force"
-    _check_folder(out, force or resume, remedy, ["solve"])
     _need("matplotlib")
-    from .experiments._user import solve_file
-
+    options = {"address": address, "processes": processes, "rank": rank, "heartbeat": heartbeat}
     try:
-        failure = solve_file(
-            path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
-            checkpoint=out / CHECKPOINT, resume=resume, fail=InputError,
-        )  # fmt: skip
+        with _together(distributed, {k: v for k, v in options.items() if v is not None}) as rank:
+            if rank == 0:
+                _check_folder(out, force or resume, remedy, ["solve"])
+            from .experiments._user import solve_file
+
+            failure = solve_file(
+                path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
+                checkpoint=out / CHECKPOINT, resume=resume, fail=InputError,
+                rank=rank if distributed else None,
+            )  # fmt: skip
+            code = _report(out) if rank == 0 else OK
     except (KeyboardInterrupt, Terminated) as cause:
         raise Interrupted(cause, _again()) from None
-    code = _report(out)
     if failure:
         raise RunError(failure)
     return code
+
+
+@contextlib.contextmanager
+def _together(distributed: bool, options: dict[str, Any]) -> Iterator[int]:
+    """The rank of this process among those of the run; 0 where it is alone."""
+    if not distributed:
+        if options:
+            raise InputError(f"--{next(iter(options))} needs --distributed.")
+        yield 0
+        return
+    from ._hosts import distributed as join
+
+    with contextlib.ExitStack() as stack:
+        try:
+            rank = stack.enter_context(join(**options))
+        except ProblemError as error:
+            raise InputError(str(error)) from None
+        yield rank
 
 
 @app.command(epilog=EXIT_CODES)

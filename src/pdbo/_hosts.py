@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import jax
 from jax._src import distributed as runtime  # the key-value store has no public name
 
-from ._errors import ProblemError, SolveError
+from ._errors import ProblemError, brief
 from ._problem import is_number, whole_number
 
 LOST = 3
@@ -23,7 +24,6 @@ LOST = 3
 LOOPBACK = "127.0.0.1:47163"
 HEARTBEAT = 10.0
 _MEETING = 60  # seconds the processes wait for each other at the beginning
-_END = 24 * 3600  # and at the end, where one may still write: who dies meanwhile is noticed
 
 
 @contextlib.contextmanager
@@ -58,15 +58,17 @@ def distributed(
     watch = _Watch(heartbeat)
     try:
         yield watch.rank
-        watch.meet()
     except BaseException as error:
-        if not isinstance(error, ProblemError | SolveError | KeyboardInterrupt | SystemExit):
-            watch.wait()  # a broken connection often is a lost process: the watch then ends us
-        watch.leave(_brief(error))
+        # What stops one process mostly stops all of them, though one may have a checkpoint to
+        # write; and a broken connection tells of a lost one, which the watch finds out meanwhile.
+        patience = 4 * watch.pause + (0 if isinstance(error, ProblemError) else heartbeat)
+        if watch.meet(patience):
+            watch.close()
+        else:
+            watch.leave(brief(error))
         raise
-    watch.stop()
-    jax.distributed.shutdown()
-    _on_abort(None)
+    watch.meet(math.inf)  # one of them may still write
+    watch.close()
 
 
 def _check(address: Any, processes: Any, rank: Any, heartbeat: Any) -> None:
@@ -124,7 +126,7 @@ def _join(address: str | None, processes: int | None, rank: int | None, heartbea
                 "processes must join before the first JAX computation of the program."
             ) from None
         where = runtime.global_state.coordinator_address
-        raise ProblemError(f"process {rank} cannot use {where}: {_brief(error)}.") from None
+        raise ProblemError(f"process {rank} cannot use {where}: {brief(error)}.") from None
     finally:
         if not met:
             _on_abort(None)
@@ -154,11 +156,6 @@ def _initialize(
         shutdown_timeout_seconds=int(heartbeat) + 5,
         coordinator_bind_address=address if loopback else None,
     )
-
-
-def _brief(error: BaseException) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}".rstrip(": ")
 
 
 def _say_and_exit(sentence: str) -> NoReturn:
@@ -205,21 +202,27 @@ class _Watch:
         for work in (self._talk, self._judge):
             threading.Thread(target=work, daemon=True).start()
 
-    def stop(self) -> None:
-        """Let everybody go."""
+    def meet(self, seconds: float) -> bool:
+        """Wait for the others to come to their end too; whether they did."""
+        until = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(Exception):
+                self.client.key_value_set(f"pdbo/done/{self.rank}", "", True)
+                if len(self.client.key_value_dir_get("pdbo/done")) == self.count:
+                    return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(self.pause / 5)
+
+    def close(self) -> None:
+        """Part from the others, all of whom have come to their end."""
         self.over.set()
-
-    def meet(self) -> None:
-        """Wait for the others to come to the end, too."""
-        self.client.wait_at_barrier("pdbo/end", 1000 * _END)
-
-    def wait(self) -> None:
-        """Time enough to find out who was lost, if anybody was."""
-        time.sleep(self.heartbeat + 3 * self.pause)
+        jax.distributed.shutdown()
+        _on_abort(None)
 
     def leave(self, why: str) -> None:
-        """Tell the others why this process goes."""
-        self.stop()
+        """Part from the others, who are told why."""
+        self.over.set()
         self._tell(self.rank, f"has left ({why})")
         # at exit JAX would wait for the others, who are not coming
         state = runtime.global_state

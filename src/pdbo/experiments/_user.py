@@ -35,10 +35,12 @@ def solve_file(
     checkpoint: pathlib.Path,
     resume: bool,
     fail: type[Exception],
+    rank: int | None = None,
 ) -> str:
     """Solve FILE:NAME and write its record; returns the sentence of a run that fell short.
 
-    What the user can put right raises `fail` with one sentence.
+    What the user can put right raises `fail` with one sentence. With a rank the run is one of
+    several processes, of which the first writes.
     """
     found = _load(path, fail)
     problem, start = _problem(found, path, name, fail)
@@ -49,7 +51,8 @@ def solve_file(
         raise fail(f"a start is needed: give --{missing[0]}, or {missing[0]} in {path}.")
     began = time.perf_counter()
     try:
-        if not resume and checkpoint.is_dir():
+        problem = problem if rank is None else pdbo.shard(problem)
+        if not rank and not resume and checkpoint.is_dir():
             with Folder(checkpoint) as folder:
                 folder.clear()
         solution = pdbo.solve(
@@ -69,9 +72,13 @@ def solve_file(
     except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:
+        if rank is not None:  # a lost process, perhaps
+            raise
         raise fail(f"{name} in {path} cannot be solved: {brief(error)}.") from None
     if solution.certificate is None or not len(solution.history["step"]):
         raise fail(solution.message)
+    if rank:
+        return "" if solution.ok else solution.message
     print(solution)
     record = Record(
         "solve",
