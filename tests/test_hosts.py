@@ -14,21 +14,36 @@ from split import SOLVER, X0, Y0, numbers, problem, worst
 
 HEARTBEAT = 3
 
-SOLVE = """
+SOLVE = f"""
     import pdbo
-    with pdbo.distributed() as rank:
+    folder, steps, *who = sys.argv[1:]
+    who = dict(zip(("address", "processes", "rank"), (who[:1] + list(map(int, who[1:])))))
+    with pdbo.distributed(**who, heartbeat={HEARTBEAT}) as rank:
         from split import *
         sharded = pdbo.shard(problem())
         assert not sharded.data["train"][0].is_fully_addressable
         solution = pdbo.solve(
-            sharded, X0, Y0, SOLVER, steps=40, every=20, tol=0, progress=True
+            sharded, X0, Y0, SOLVER, steps=int(steps), every=20, tol=0, progress=True,
+            checkpoint=folder, checkpoint_every=0,
         )
         print(json.dumps([rank, numbers(solution)]))
 """
 
 
-def test_processes_agree_under_slurm():
-    """Two tasks that SLURM told who they are give the numbers of one process."""
+def test_a_run_outlives_a_process(tmp_path):
+    """Three processes of which one is killed, then two that SLURM told who they are.
+
+    They carry on and give the numbers of one process that was never disturbed.
+    """
+    folder = tmp_path / "checkpoints"
+    address = free_address()
+    processes = [start(python(SOLVE, folder, 10**6, address, 3, rank)) for rank in range(3)]
+    while not list(folder.glob("*.pdbo")):
+        assert all(p.poll() is None for p in processes), finish(processes)
+        time.sleep(0.05)
+    check_loss(processes, 1)
+    saved = max(int(re.sub(r"\D", "", path.stem)) for path in folder.glob("*.pdbo"))
+
     port = free_address().rpartition(":")[2]
     variables = {
         "SLURM_JOB_ID": "7",
@@ -37,8 +52,14 @@ def test_processes_agree_under_slurm():
         "JAX_COORDINATOR_PORT": port,
         "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
     }
+    steps = saved + 30
     tasks = [
-        start(python(SOLVE), **variables, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
+        start(
+            python(SOLVE, folder, steps),
+            **variables,
+            SLURM_PROCID=str(rank),
+            SLURM_LOCALID=str(rank),
+        )
         for rank in range(2)
     ]
     ended = finish(tasks)
@@ -46,9 +67,22 @@ def test_processes_agree_under_slurm():
     found = [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
     assert [rank for rank, _ in found] == [0, 1]
     assert found[0][1] == found[1][1]
-    reference = pdbo.solve(problem(), X0, Y0, SOLVER, steps=40, every=20, tol=0)
+    reference = pdbo.solve(problem(), X0, Y0, SOLVER, steps=steps, every=20, tol=0)
     assert worst(found[0][1], numbers(reference)) <= 1e-10
-    assert ["step 40/40" in err for _, _, err in ended] == [True, False]
+    assert [f"step {steps}/{steps}" in err for _, _, err in ended] == [True, False]
+
+
+def check_loss(processes, lost):
+    """Kill a process: the others end in time, and name it."""
+    killed = time.monotonic()
+    processes[lost].send_signal(signal.SIGKILL)
+    for process in processes:
+        process.wait(60)
+    assert time.monotonic() - killed <= HEARTBEAT + 5
+    for rank, (code, _, err) in enumerate(finish(processes)):
+        assert code == (-signal.SIGKILL if rank == lost else 3), err
+        named = f"pdbo: process {lost} of {len(processes)} is lost"
+        assert rank == lost or named in err.splitlines()[-1]
 
 
 RUN = f"""
@@ -75,26 +109,14 @@ def together(count, fails=-1):
     return processes
 
 
-@pytest.mark.parametrize("count, lost", [(3, 1), (2, 0)])
-def test_a_lost_process_is_named_in_time(count, lost):
-    processes = together(count)
-    killed = time.monotonic()
-    processes[lost].send_signal(signal.SIGKILL)
-    times = {}
-    for rank, process in enumerate(processes):
-        process.wait(60)
-        times[rank] = time.monotonic() - killed
-    assert max(times.values()) <= HEARTBEAT + 5
-    for rank, (code, _, err) in enumerate(finish(processes)):
-        assert code == (-signal.SIGKILL if rank == lost else 3)
-        named = f"pdbo: process {lost} of {count} is lost"
-        assert rank == lost or named in err.splitlines()[-1]
+def test_the_loss_of_the_first_process_is_named_in_time():
+    check_loss(together(2), 0)
 
 
 def test_a_process_that_fails_takes_the_others_along():
     (code, _, err), (own_code, _, own_err) = finish(together(2, fails=1))
     assert code == 3
-    assert "pdbo: process 1 of 2 has left (ProblemError: the file is not here.)" in err
+    assert "pdbo: process 1 of 2 has left (ProblemError: the file is not here)" in err
     assert own_code == 1
     assert own_err.splitlines()[-1].endswith("ProblemError: the file is not here.")
 

@@ -268,8 +268,8 @@ class _Watch:
         if self.rank == 0:
             self._tell(rank, what)
         _say_and_exit(
-            f"process {rank} of {self.count} {what}; process {self.rank} stops. Start all again to "
-            "carry on from the last checkpoint."
+            f"process {rank} of {self.count} {what}; process {self.rank} stops. Started again, "
+            "they carry on from the last checkpoint."
         )
 
     def _aborted(self) -> None:
