@@ -231,6 +231,7 @@ def test_sparse_products_of_one_iteration():
         (lambda: SparseMatrix.from_scipy(sp.csr_array((0, 3))), "must have rows"),
         (lambda: SparseMatrix.from_scipy(sp.csr_array([[np.inf, 1.0]])), "finite entries"),
         (lambda: SparseMatrix.from_scipy(SCIPY, nnz=3), "nnz must be at least"),
+        (lambda: SparseMatrix.from_scipy(SCIPY, nnz="3"), "nnz must be a whole number"),
         (lambda: X @ jnp.ones(3), "with 50 rows, got shape"),
         (lambda: X @ jnp.ones(50, jnp.float32), "w must be float64"),
         (lambda: jax.grad(lambda X: jnp.sum(X @ W["weights"]), allow_int=True)(X), "entries"),

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, PyTree
 
 from ._errors import ProblemError
+from ._problem import whole_number
 from ._slices import Slices, available, multiply, slices
 
 
@@ -74,6 +75,7 @@ class SparseMatrix(eqx.Module):
         if not np.all(np.isfinite(matrix.data)):
             raise ProblemError("matrix must have finite entries, but some are not.")
         room = max(matrix.nnz, 1) if nnz is None else nnz
+        whole_number("nnz", room)
         if room < matrix.nnz:
             raise ProblemError(f"nnz must be at least {matrix.nnz}, got {nnz}.")
         return cls(_rows(matrix, dtype, room), _rows(matrix.T.tocsr(), dtype, room))
