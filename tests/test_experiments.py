@@ -18,7 +18,7 @@ from pdbo import _cli, report
 from pdbo.experiments import EXPERIMENTS, _record, _runner, _views, load, rates
 from pdbo.experiments._progress import Progress
 
-OFFLINE = [name for name, experiment in EXPERIMENTS.items() if not experiment.download]
+DEFAULT = [name for name, experiment in EXPERIMENTS.items() if not experiment.by_name]
 CLAIM = _record.Claim("It works.", "page 1", "a number", 1.0, "<", 2.0)
 
 
@@ -39,7 +39,7 @@ def record():
 
 def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(results):
     page = (results / "index.html").read_text()
-    for name in OFFLINE:
+    for name in DEFAULT:
         record = _record.read(results / name)
         assert record.quick
         assert record.seed == 0
@@ -55,7 +55,7 @@ def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(result
 
 def test_same_seed_same_bytes(results, quick_run):
     again = quick_run("second")
-    for name in OFFLINE:
+    for name in DEFAULT:
         for file in (_record.RECORD, _record.ARRAYS):
             assert (again / name / file).read_bytes() == (results / name / file).read_bytes()
     timed = {"digits"}  # drawn against seconds
@@ -67,13 +67,13 @@ def test_same_seed_same_bytes(results, quick_run):
 def test_a_quick_run_fits_its_minute_and_a_full_one_its_five(results):
     """By the processor time it took, since the time on the wall depends on who else is there."""
     assert float((results.parent / "seconds").read_text()) < 2 * 60
-    full, quick = zip(*(EXPERIMENTS[n].seconds for n in OFFLINE), strict=True)
+    full, quick = zip(*(EXPERIMENTS[n].seconds for n in DEFAULT), strict=True)
     assert sum(quick) < 60
     assert sum(full) < 300
 
 
 def test_report_needs_the_records_alone(results, tmp_path):
-    for name in OFFLINE:
+    for name in DEFAULT:
         shutil.copytree(results / name, tmp_path / name)
     code = (
         "import pathlib, sys\n"
@@ -86,7 +86,7 @@ def test_report_needs_the_records_alone(results, tmp_path):
 
 
 def test_claims_in_the_record_follow_from_the_record(results):
-    for name in OFFLINE:
+    for name in DEFAULT:
         claims = load(name).claims(_record.read(results / name))
         body = json.loads((results / name / "record.json").read_text())
         wanted = [_record.plain(dataclasses.asdict(c) | {"held": c.held}) for c in claims]

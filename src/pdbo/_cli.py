@@ -164,7 +164,7 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Experiments; without any, all that need no download.", metavar="NAMES"
+            help="Experiments; without any, the short ones that need no download.", metavar="NAMES"
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller runs, under a minute.")] = False,
@@ -345,7 +345,7 @@ def _report(folder: pathlib.Path) -> int:
 
 def _experiments(names: list[str]) -> list[str]:
     if not names:
-        return [n for n, e in EXPERIMENTS.items() if not e.download]
+        return [n for n, e in EXPERIMENTS.items() if not e.by_name]
     for name in names:
         if name not in EXPERIMENTS:
             raise InputError(_unknown("experiment", name, EXPERIMENTS))

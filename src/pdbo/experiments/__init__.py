@@ -21,7 +21,7 @@ that is not to be had, raise `Unavailable` with one sentence that says what to d
 
 An experiment that needs data says in `Experiment.data` which; its `run` takes a further argument
 `data`, the folder given with `--data` or None. Where it cannot do without a download, `download` is
-set too, and it is run only by name.
+set too. Such, and those that take longer than two minutes, are run only by name.
 """
 
 import importlib
@@ -37,7 +37,7 @@ class Experiment(NamedTuple):
         seconds: about how long it takes on two cores, in full and quick.
         needs: modules it needs beside the package's own and matplotlib.
         data: what data it reads, in a few words; empty where it needs none.
-        download: whether it needs the network for them; such are run only by name.
+        download: whether it needs the network for them.
     """
 
     text: str
@@ -45,6 +45,11 @@ class Experiment(NamedTuple):
     needs: tuple[str, ...] = ()
     data: str = ""
     download: bool = False
+
+    @property
+    def by_name(self) -> bool:
+        """Whether it is run only where it is named."""
+        return self.download or self.seconds[0] > 120
 
 
 class Unavailable(Exception):
@@ -65,6 +70,12 @@ EXPERIMENTS = {
         ("sklearn",),
         data="20 Newsgroups",
         download=True,
+    ),
+    "cleaning": Experiment(
+        "a weight per training image, half of them mislabelled: twelve methods",
+        (1000, 40),
+        ("sklearn",),
+        "MNIST or Fashion-MNIST, else digits",
     ),
 }
 
