@@ -287,7 +287,7 @@ def test_browser_curves_are_drawn(page):
 
 def test_browser_every_experiment_is_whole(page, results):
     """Each section: claims, figures with curves inside their frames, tables, settings."""
-    for name in (n for n, e in EXPERIMENTS.items() if not e.download):
+    for name in (n for n, e in EXPERIMENTS.items() if not e.by_name):
         found = page(
             "const s = document.getElementById(arguments[0]); "
             "return [s.querySelectorAll('.claim').length, "
