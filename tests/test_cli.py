@@ -347,11 +347,20 @@ def test_a_missing_package_is_one_sentence_and_code_2(module, tmp_path):
     assert done.stderr == wanted
 
 
-def test_an_interrupt_while_importing_is_one_sentence(tmp_path):
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+@pytest.mark.parametrize(("module", "command"), [("typer", "list"), ("jax", "reproduce")])
+def test_an_interrupt_while_importing_is_one_sentence(module, command, tmp_path):
+    """The way extension modules see it: the exception, if there were one, is swallowed."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('swallowed') from None\n"
+    )
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = pdbo("list", env={"PYTHONPATH": paths})
+    done = pdbo(
+        command, env={"PYTHONPATH": paths}, cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "pdbo: interrupted.\n")
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py"] in ([], ["__pycache__"])
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["--help"], ["reproduce", "tyo"]], ids=" ".join)

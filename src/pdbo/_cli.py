@@ -21,7 +21,7 @@ import typer
 
 from . import __version__
 from ._errors import ProblemError, brief
-from ._signals import Terminated, leave
+from ._signals import Terminated, leave, leave_at_once
 from .experiments import EXPERIMENTS, PROBLEMS
 
 OK, FAILED, BAD_INPUT, LOST, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
@@ -188,10 +188,12 @@ def reproduce(
 
     if resume:
         _check_same_run(out, seed, quick)
+    _get_ready()
     try:
         failures = reproduce(wanted, seed, quick, out, data, bool(os.environ.get("PDBO_DEBUG")))
     except (KeyboardInterrupt, Terminated) as cause:
         options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
+        options += f" --data {shlex.quote(str(data))}" if data else ""
         again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
         raise Interrupted(cause, again) from None
     for failure in failures:
@@ -277,6 +279,7 @@ def solve(
                 _check_folder(out, force or resume, remedy, ["solve"])
             from .experiments._user import solve_file
 
+            _get_ready()
             failure = solve_file(
                 path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
                 checkpoint=out / CHECKPOINT, resume=resume, fail=InputError,
@@ -319,6 +322,17 @@ def report(
     _check_writable(folder)
     _need("matplotlib")
     return _report(folder)
+
+
+def _get_ready() -> None:
+    """Import what every run needs; from here on the run itself answers an interrupt."""
+    import jax  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+
+    from . import solve  # noqa: F401
+
+    if signal.getsignal(signal.SIGINT) is leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _again() -> str:

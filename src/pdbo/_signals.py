@@ -17,6 +17,15 @@ def leave(number: int, _: Any = None) -> NoReturn:
     raise Terminated(128 + number)
 
 
+def leave_at_once(number: int, _: Any = None) -> NoReturn:
+    """A handler for as long as there is nothing to lose: one sentence, and the process ends.
+
+    An exception in the middle of an import is swallowed by some extension modules.
+    """
+    os.write(2, b"pdbo: interrupted.\n")
+    os._exit(128 + number)
+
+
 class Signals:
     """Notes the first Ctrl-C or SIGTERM in `received`; another Ctrl-C ends the process at once.
 
