@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-CODES = (0, 1, 2, 130, 143)
+CODES = (0, 1, 2, 3, 130, 143)
 LIMIT = 300.0  # seconds a case may take
 COLD = 100  # every so many a case starts from nothing
 
