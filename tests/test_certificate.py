@@ -208,6 +208,26 @@ HONEST = {
         3.0,
         1.0,
     ),
+    # two inner minima, -1 and 1, tie at x = 0 and 1 is the only one for x > 0, where f is lower
+    "a kink towards lower f": (
+        lambda x, y: (x - 1) ** 2 + (y - 1) ** 2,
+        lambda x, y: (y**2 - 1) ** 2 - 0.5 * x * y,
+        0.0,
+        1.0,
+    ),
+    # they tie at x = 1e-3 only: up to there f falls, and the other minimum is not one yet
+    "a kink not reached": (
+        lambda x, y: (x - 1) ** 2 + (y + 1) ** 2,
+        lambda x, y: (y**2 - 1) ** 2 + (5e-4 - 0.5 * x) * y,
+        0.0,
+        -1.0,
+    ),
+    "a kink and another multiplier than it takes": (
+        lambda x, y: x[0] - 0.5 * x[1] + y**2,
+        lambda x, y: 8 * (y * (y**2 - 1)) ** 2 + x[0] * y + x[1] * y**2,
+        np.zeros(2),
+        0.0,
+    ),
     "small f": (
         lambda x, y: 1e-5 * ((x - 3) ** 2 + (y - 1) ** 2),
         lambda x, y: (y - x) ** 2,
@@ -222,6 +242,42 @@ def test_wrong_points_are_not_certified(name):
     """Points that are stationary, or nearly so, and wrong: eps says so."""
     f, g, x, y = HONEST[name]
     assert pdbo.certify(pdbo.Problem(f, g), x, y).eps >= 1e-2
+
+
+KINKS = {
+    # S(x) is {-1} for x < 0 and {1} for x > 0: f would fall with x but for the jump of y
+    "two minima": (
+        lambda x, y: (x + 1) ** 2 + (y - 1) ** 2,
+        lambda x, y: (y**2 - 1) ** 2 - 0.5 * x * y,
+        0.0,
+        1.0,
+    ),
+    # minima -1, 0 and 1; y = 0 is the lowest where x[1] >= |x[0]|, and f is least there at x = 0
+    "three minima": (
+        lambda x, y: 0.5 * x[0] + x[1] + y**2,
+        lambda x, y: 8 * (y * (y**2 - 1)) ** 2 + x[0] * y + x[1] * y**2,
+        np.zeros(2),
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_kinks_of_the_value_function_are_certified(name):
+    """Solutions where the inner minimum is about to jump: each minimiser has a multiplier."""
+    f, g, x, y = KINKS[name]
+    assert pdbo.certify(pdbo.Problem(f, g), x, y).eps <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "which"), [("mb-3.14", 0), ("mb-3.16", 1), ("mb-3.20", 0), ("mb-3.21", 0)]
+)
+def test_optima_of_the_collection_where_basins_tie(name, which):
+    entry = pdbo.problems.get(name)
+    x, y = entry.solutions[which]
+    assert pdbo.certify(entry.problem, x, y).eps <= 1e-3  # some are known to six digits only
+    for dx, dy in ((-0.05, 0.0), (0.05, 0.0), (0.05, 0.05)):
+        assert pdbo.certify(entry.problem, x + dx, y + dy).eps >= 1e-2
 
 
 @pytest.mark.parametrize(

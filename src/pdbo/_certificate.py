@@ -1,13 +1,12 @@
 """The certificate: how far a point is from satisfying the optimality conditions, recomputed."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
@@ -192,50 +191,48 @@ def measure(
     max_slack = jnp.asarray(max_slack, trees.dtype(x))
     inner, point, large = _inner_and_neighbour(problem, x, y, iterations, neighbour)
     scale_f, scale_g = _scales(problem, x, y) if neighbour else (1.0, 1.0)
-    g_xhat = jax.grad(problem.inner, 0)(x, inner.point)
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
+    gap_here = jnp.maximum(problem.inner(x, y) - inner.best.value, 0)
+    kinks = _kinks(problem, x, inner, max_slack * scale_g)
 
-    gap_here = jnp.maximum(problem.inner(x, y) - inner.value, 0)
-
-    def at(y_: PyTree, given: Array | None, distance: Array, fit: bool) -> list[Certificate]:
-        """Certificates at (x, y_): with the multiplier given, and with the fitted one."""
+    def at(y_: PyTree, given: Array, fit: Array, distance: Array) -> Certificate:
+        """The certificate at (x, y_) with the multiplier given, or with the one that fits best."""
         grad_f = jax.grad(problem.outer, (0, 1))(x, y_)
         value, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y_)
-        grad_h = (trees.sub(g_x, g_xhat), g_y)
-        gap = jnp.maximum(value - inner.value, 0)
+        grad_h = (trees.sub(g_x, kinks.slope), g_y)
+        gap = jnp.maximum(value - inner.best.value, 0)
         granted = jnp.minimum(gap, max_slack * scale_g) if slack is None else slack
         granted = jnp.asarray(granted, gap.dtype)
         h = gap - granted
-        multipliers = [] if given is None else [jnp.asarray(given, h.dtype)]
-        if fit:
-            multipliers.append(_least_squares(z_set, (x, y_), grad_f, grad_h))
+        m, shares = _multipliers(z_set, (x, y_), grad_f, grad_h, kinks, given, fit)
         violation = jnp.maximum(h, 0)
         apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation / scale_g), outside), distance)
+        stationarity = z_set.residual((x, y_), kinks.turned(shares, trees.axpy(m, grad_h, grad_f)))
+        others = jnp.sum(shares * jnp.abs(h - kinks.above))
+        complementarity = jnp.abs((m - jnp.sum(shares)) * h) + others
+        return Certificate(
+            stationarity=stationarity,
+            feasibility=jnp.maximum(violation, outside),
+            complementarity=complementarity,
+            distance=distance,
+            inner_gap=gap_here,
+            inner_residual=inner.best.residual,
+            multiplier=m,
+            slack=granted,
+            eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / scale_f, apart),
+        )
 
-        def certificate(m: Array) -> Certificate:
-            stationarity = z_set.residual((x, y_), trees.axpy(m, grad_h, grad_f))
-            complementarity = jnp.abs(m * h)
-            return Certificate(
-                stationarity=stationarity,
-                feasibility=jnp.maximum(violation, outside),
-                complementarity=complementarity,
-                distance=distance,
-                inner_gap=gap_here,
-                inner_residual=inner.residual,
-                multiplier=m,
-                slack=granted,
-                eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / scale_f, apart),
-            )
-
-        return [certificate(m) for m in multipliers]
-
-    candidates = at(y, multiplier, jnp.zeros_like(inner.value), fit=True)
+    zero = jnp.zeros_like(inner.best.value)
+    cases = [(y, zero, jnp.array(True), zero)]
+    if multiplier is not None:
+        cases.insert(0, (y, jnp.asarray(multiplier, zero.dtype), jnp.array(False), zero))
     if neighbour:
-        candidates += at(point, large, trees.length(trees.sub(point, y)), fit=False)
-    best = candidates[0]
-    for other in candidates[1:]:
-        best = trees.where(other.eps < best.eps, other, best)
-    return best
+        apart = trees.length(trees.sub(point, y))
+        cases.append((point, large, jnp.array(False), apart))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *cases)
+    found = lax.map(lambda case: at(*case), stacked)  # a loop, so that it is compiled once
+    best = jnp.argmin(jnp.where(jnp.isnan(found.eps), jnp.inf, found.eps))
+    return jax.tree.map(lambda leaf: leaf[best], found)
 
 
 _measure = eqx.filter_jit(measure)
@@ -255,18 +252,104 @@ class _Pair(eqx.Module):
         return trees.length(self.tangent(z, trees.scale(-1, gradient)))
 
 
+class _Inner(NamedTuple):
+    """The best inner minimum found, and all: points and values with a leading axis."""
+
+    best: Minimum
+    points: PyTree
+    values: Array
+
+
+class _Kinks(NamedTuple):
+    r"""Where the minimum of g(x, .) is attained at several points the value function has a kink.
+
+    Its subgradients are the convex hull of the $\nabla_x g(x, \hat y_k)$, and every $\hat y_k$ has a
+    constraint, and a share of the multiplier, of its own.
+
+    Attributes:
+        slope: $\nabla_x g$ at the best minimiser.
+        turns: by how much it differs at the others, zero where one is not used; a leading axis.
+        above: how much higher than the best they lie.
+    """
+
+    slope: PyTree
+    turns: PyTree
+    above: Array
+
+    def turned(self, shares: Array, v: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        """The gradient v of the Lagrangian once the shares are moved from the best to the others."""
+        turn = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, 1), self.turns)
+        return trees.add(v[0], turn), v[1]
+
+
+def _kinks(problem: Problem, x: PyTree, inner: _Inner, tolerance: Any) -> _Kinks:
+    slope = jax.grad(problem.inner, 0)
+    at_best = slope(x, inner.best.point)
+    turns = jax.vmap(lambda y: trees.sub(at_best, slope(x, y)))(inner.points)
+    above = inner.values - inner.best.value
+    lengths = jax.vmap(trees.length)(turns)
+    used = (above <= tolerance) & (lengths > 1e-6 * (1 + trees.length(at_best)))
+    used = used & jnp.isfinite(lengths)
+
+    def masked(leaf: Array) -> Array:
+        return jnp.where(used.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
+
+    return _Kinks(at_best, jax.tree.map(masked, turns), jnp.where(used, above, 0))
+
+
+def _multipliers(
+    z_set: "_Pair",
+    z: PyTree,
+    grad_f: PyTree,
+    grad_h: PyTree,
+    kinks: _Kinks,
+    given: Array,
+    fit: Array,
+) -> tuple[Array, Array]:
+    """The multiplier, and the shares of it that belong to other inner minimisers than the best.
+
+    In turn: the multiplier that fits best, or the one given, then its shares, each the best
+    with the others held.
+    """
+    sizes = jax.vmap(lambda turn: trees.dot(turn, turn))(kinks.turns)
+    count = sizes.size
+
+    def share(i: Array, s: tuple[Array, Array]) -> tuple[Array, Array]:
+        m, shares = s
+        k = i % count
+        turn = jax.tree.map(lambda leaf: leaf[k], kinks.turns)
+        v = kinks.turned(shares, trees.axpy(m, grad_h, grad_f))
+        down = z_set.tangent(z, trees.scale(-1, v))[0]
+        step = trees.dot(turn, down) / jnp.where(sizes[k] > 0, sizes[k], 1)
+        most = jnp.where(fit, jnp.inf, jnp.maximum(m - jnp.sum(shares) + shares[k], 0))
+        new = jnp.clip(shares[k] + step, 0, most)
+        return m, shares.at[k].set(jnp.where(jnp.isfinite(new), new, 0))
+
+    def improve(_: Any, s: tuple[Array, Array]) -> tuple[Array, Array]:
+        m, shares = s
+        best = _least_squares(z_set, z, kinks.turned(shares, grad_f), grad_h)
+        m = jnp.where(fit, jnp.maximum(best, jnp.sum(shares)), m)
+        sweeps = jnp.where(jnp.any(sizes > 0), 20 * count, 0)
+        return lax.fori_loop(0, sweeps, share, (m, shares))
+
+    rounds = jnp.where(jnp.any(sizes > 0), 3, 1)
+    m, shares = lax.fori_loop(0, rounds, improve, (given, jnp.zeros_like(sizes)))
+    return jnp.maximum(m, jnp.sum(shares)), shares
+
+
 def _inner_and_neighbour(
     problem: Problem, x: PyTree, y: PyTree, iterations: Any, neighbour: bool
-) -> tuple[Minimum, PyTree, Array]:
-    r"""The inner minimum from y, and $y_w \approx \arg\min_v f(x, v)/\lambda + g(x, v)$ near y.
+) -> tuple[_Inner, PyTree, Array]:
+    r"""The inner minima, and $y_w \approx \arg\min_v f(x, v)/\lambda + g(x, v)$ near y.
 
     $\lambda$ is set so that $y_w$ lies about $\epsilon^{1/3}$ (relative) from an exact inner
     solution, which balances the bias of a finite multiplier against rounding times $\lambda$. A
     first guess from the curvature of g along $\nabla_y f$ is corrected by where it led.
     """
     if not neighbour:
-        inner = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
-        return inner, y, jnp.zeros_like(inner.value)
+        best = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
+        alone = jax.tree.map(lambda leaf: leaf[None], (best.point, best.value))
+        return _Inner(best, *alone), y, jnp.zeros_like(best.value)
     slope = jax.grad(problem.outer, 1)(x, y)
     size = trees.length(slope)
     move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.length(y))
@@ -280,8 +363,8 @@ def _inner_and_neighbour(
 
     # one loop, so that the minimiser is compiled once: g alone from every start, the neighbour
     # for a first multiplier and the one that it suggests
-    def solve(index: Any, s: tuple[Minimum, PyTree, Array, Array]) -> tuple[Any, ...]:
-        inner, _, _, multiplier = s
+    def solve(index: Any, s: tuple[_Inner, PyTree, Array, Array]) -> tuple[Any, ...]:
+        (best, points, values), _, _, multiplier = s
         alone = index < count
         weight = jnp.where(alone, 0, 1 / multiplier)
         which = jnp.where(alone, index, 0)  # the neighbour is looked for from y
@@ -294,12 +377,17 @@ def _inner_and_neighbour(
         )
         ratio = trees.length(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
         ratio = jnp.where(alone, 1, jnp.clip(ratio, 0.1, 1e3))
-        rounding = 8 * jnp.finfo(size.dtype).eps * jnp.abs(inner.value)
-        lower = alone & ((index == 0) | (found.value < inner.value - rounding))
-        inner = trees.where(lower, found, inner)
-        return inner, found.point, multiplier, multiplier * ratio
+        rounding = 8 * jnp.finfo(size.dtype).eps * jnp.abs(best.value)
+        lower = alone & ((index == 0) | (found.value < best.value - rounding))
+        best = trees.where(lower, found, best)
+        kept = jax.tree.map(
+            lambda many, one: many.at[which].set(jnp.where(alone, one, many[which])),
+            (points, values),
+            (found.point, found.value),
+        )
+        return _Inner(best, *kept), found.point, multiplier, multiplier * ratio
 
-    blank = Minimum(y, *(jnp.zeros_like(size),) * 2)
+    blank = _Inner(Minimum(y, *(jnp.zeros_like(size),) * 2), starts, jnp.zeros(count, size.dtype))
     inner, point, multiplier, _ = lax.fori_loop(0, count + 2, solve, (blank, y, guess, guess))
     return inner, point, multiplier
 
@@ -323,18 +411,9 @@ def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
 
 
 def _around(constraint: Set, z: PyTree, index: Array) -> PyTree:
-    """A point spread over a bounded set, or around z: the same for an index every time.
-
-    The spread is that of a sine's last digits, which compiles far faster than a generator.
-    """
-    flat, back = ravel_pytree(z)
-    entries = max(flat.size, 1)
-    place = jnp.arange(flat.size, dtype=flat.dtype) * 12.9898
-    wave = 43758.5453 * jnp.sin(place + 78.233 * (1 + index.astype(flat.dtype)))
-    spread = 2 * (wave - jnp.floor(wave)) - 1
-    width = constraint.diameter(z) / entries**0.5
-    reach = jnp.where(jnp.isfinite(width), width, 2 + 2 * trees.length(z) / entries**0.5)
-    return constraint.project(back(flat + reach * spread))
+    """A point spread over a bounded set, or around z: the same for an index every time."""
+    entries = sum(leaf.size for leaf in jax.tree.leaves(z))
+    return constraint.scatter(index, z, 2 + 2 * trees.length(z) / max(entries, 1) ** 0.5)
 
 
 def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:

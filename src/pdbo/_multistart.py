@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.scipy.stats import norm
 from jaxtyping import Array, PyTree
 
 from ._certificate import certify
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
 from ._problem import Problem, check_point, check_problem, kind, whole_number
-from ._sets import Box, Product, Set
 from ._solution import Solution
 from ._solve import solve
 from .solvers._auto import AutoPDBO
@@ -59,8 +57,9 @@ def multistart(
         x0s, y0s: the starts, with a leading axis; or, where `starts` is given, one start.
         solver: the method, `AutoPDBO()` unless named.
         starts: how many starts to make of the one given: itself, and points spread evenly over the
-            bounded sets or, where a set is unbounded, around it.
-        radius: how far around it; three times its root mean square unless given, at least 1.
+            bounded sets or, where a set is unbounded, over a cube around it.
+        radius: half the width of that cube; three times the root mean square of x0 for x and of
+            y0 for y unless given, at least 1.
         steps, tol, every: as in `solve`, for each start.
         key: a PRNG key for the spread and for solvers that draw random numbers.
     """
@@ -136,11 +135,11 @@ def _spread(
     flat, split = ravel_pytree((x0, y0))
     u = _kronecker(starts, flat.size, key).astype(flat.dtype)
 
-    def place(u: Array) -> tuple[PyTree, PyTree]:
-        in_x, in_y = split(u)
-        return _point(problem.x_set, x0, in_x, radius), _point(problem.y_set, y0, in_y, radius)
+    def at(u: Array) -> tuple[PyTree, PyTree]:
+        pairs = zip((problem.x_set, problem.y_set), split(u), (x0, y0), strict=True)
+        return tuple(set_.at(u, z, _reach(z) if radius is None else radius) for set_, u, z in pairs)
 
-    drawn = jax.vmap(place)(u)
+    drawn = jax.vmap(at)(u)
     return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))
 
 
@@ -160,27 +159,7 @@ def _kronecker(count: int, size: int, key: Array) -> Array:
     return (shift + jnp.asarray(np.outer(np.arange(count), powers) % 1, shift.dtype)) % 1
 
 
-def _point(set_: Set, z: PyTree, u: PyTree, radius: Any) -> PyTree:
-    """The point of a set that u in the unit cube stands for, around z where it is unbounded."""
-    if isinstance(set_, Product):
-        return jax.tree.map(
-            lambda part, z, u: _point(part, z, u, radius),
-            set_.tree,
-            z,
-            u,
-            is_leaf=lambda leaf: isinstance(leaf, Set),
-        )
-    flat, unravel = ravel_pytree(z)
-    reach = jnp.maximum(3 * jnp.sqrt(jnp.mean(flat**2)), 1) if radius is None else radius
-    v = ravel_pytree(u)[0]
-    if isinstance(set_, Box):  # its two ends are what infinities project to
-        lo, hi = (
-            ravel_pytree(set_.project(unravel(0 * flat + end)))[0] for end in (-jnp.inf, jnp.inf)
-        )
-        lo = jnp.where(jnp.isfinite(lo), lo, flat - reach)
-        hi = jnp.where(jnp.isfinite(hi), hi, flat + reach)
-        return set_.project(unravel(lo + v * (hi - lo)))
-    normal = norm.ppf(jnp.clip(v, 1e-3, 1 - 1e-3)).astype(flat.dtype)
-    diameter = set_.diameter(z)
-    reach = jnp.where(jnp.isfinite(diameter), diameter / 2, reach)
-    return set_.project(unravel(flat + reach * normal))
+def _reach(z: PyTree) -> Array:
+    """Three times the root mean square of a start, at least 1."""
+    flat = ravel_pytree(z)[0]
+    return jnp.maximum(3 * jnp.sqrt(jnp.mean(flat**2)), 1)

@@ -61,12 +61,22 @@ class Set(eqx.Module):
         """The largest distance between two points shaped like `z`, `inf` where unbounded."""
         return jnp.asarray(self._diameter(_arrays(z)), trees.dtype(_arrays(z)))
 
-    def sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
-        """A random point of the set, shaped like `z` and near it where the set is unbounded.
+    def at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        """The point of the set that `u`, numbers from 0 to 1 shaped like `z`, stands for.
 
-        Uniform in the finite sides of a box, otherwise the projection of `z + radius * normal`.
+        Even `u` make even points: over the finite sides of a box, over a simplex, over the cube
+        around a ball, and elsewhere over the cube of half-width `radius` around `z`; a point
+        outside the set is projected.
         """
-        return self._sample(key, _arrays(z), radius)
+        return self._at(_arrays(u), _arrays(z), radius)
+
+    def sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
+        """A random point: `at` random numbers."""
+        return self.at(_random(jax.random.uniform, key, _arrays(z)), z, radius)
+
+    def scatter(self, index: Array, z: PyTree, radius: Any) -> PyTree:
+        """The same for an integer `index` every time, and quick to compile: `at` a hash of it."""
+        return self.at(_hashed(index, _arrays(z)), z, radius)
 
     def check(self, z: PyTree, name: str) -> None:
         """Raise a `ProblemError` where the arrays of the set do not fit `z`.
@@ -91,8 +101,8 @@ class Set(eqx.Module):
     def _diameter(self, z: PyTree) -> Any:
         return math.inf
 
-    def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
-        return self._project(trees.axpy(radius, _random(jax.random.normal, key, z), z))
+    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        return self._project(jax.tree.map(lambda u, z: _around(u, z, radius), u, z))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         """Any `z` fits a set without arrays."""
@@ -147,15 +157,13 @@ class Box(Set):
     def _diameter(self, z: PyTree) -> Array:
         return trees.norm(trees.sub(_fit(self.hi, z), _fit(self.lo, z)))
 
-    def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
-        def sample(z, u, lo, hi):
-            reach = jnp.asarray(radius, z.dtype)
+    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        def at(u, z, lo, hi):
             bounded = jnp.isfinite(lo) & jnp.isfinite(hi)
-            low, high = jnp.where(bounded, lo, z - reach), jnp.where(bounded, hi, z + reach)
-            return jnp.clip((1 - u) * low + u * high, lo, hi)
+            inside = (1 - u) * jnp.where(bounded, lo, 0) + u * jnp.where(bounded, hi, 0)
+            return jnp.clip(jnp.where(bounded, inside, _around(u, z, radius)), lo, hi)
 
-        u = _random(jax.random.uniform, key, z)
-        return jax.tree.map(sample, z, u, _fit(self.lo, z), _fit(self.hi, z))
+        return jax.tree.map(at, u, z, _fit(self.lo, z), _fit(self.hi, z))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         _check_fit("Box lo", self.lo, z, name, point)
@@ -223,6 +231,11 @@ class Ball(Set):
     def _diameter(self, z: PyTree) -> Array:
         return 2 * self.radius
 
+    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        bounded = jnp.isfinite(self.radius)
+        middle = trees.where(bounded, _fit(self.center, z), z)
+        return super()._at(u, middle, jnp.where(bounded, self.radius, radius))
+
     def _check(self, z: PyTree, name: str, point: str) -> None:
         _check_fit("Ball center", self.center, z, name, point)
 
@@ -259,6 +272,12 @@ class Simplex(Set):
 
     def _diameter(self, z: PyTree) -> Array:
         return (math.sqrt(2) if _entries(z) > 1 else 0.0) * self.total
+
+    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        # the spacings of even numbers are even over the simplex
+        spacings = jax.tree.map(lambda u: -jnp.log1p(-u) + jnp.finfo(u.dtype).tiny, u)
+        share = jnp.asarray(self.total, trees.dtype(z)) / _norm1(spacings)
+        return self._project(trees.scale(share, spacings))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         if _entries(z) == 0:
@@ -412,10 +431,8 @@ class Product(Set):
     def _diameter(self, z: PyTree) -> Array:
         return trees.norm(self._map(lambda part, z: part.diameter(z), z))
 
-    def _sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
-        sets, structure = jax.tree.flatten(self.tree, is_leaf=_is_set)
-        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(sets))))
-        return self._map(lambda part, key, z: part.sample(key, z, radius), keys, z)
+    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        return self._map(lambda part, u, z: part.at(u, z, radius), u, z)
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         structure = jax.tree.structure(self.tree, is_leaf=_is_set)
@@ -477,6 +494,37 @@ def _random(draw: Callable, key: Array, z: PyTree) -> PyTree:
     keys = jax.random.split(key, len(leaves))
     drawn = [draw(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, drawn)
+
+
+def _hashed(index: Array, z: PyTree) -> PyTree:
+    """Numbers from 0 to 1 shaped like `z`, a hash of `index` and of each entry's place.
+
+    Reference: the mixing function lowbias32 of Wellons, Prospecting for Hash Functions (2018).
+    """
+    leaves, structure = jax.tree.flatten(z)
+    seed = jnp.asarray(index).astype(jnp.uint32) * np.uint32(0x9E3779B9)
+    drawn, before = [], 0
+    for leaf in leaves:
+        place = jax.lax.iota(jnp.uint32, leaf.size) + np.uint32(before)
+        h = (place * np.uint32(0x85EBCA6B)) ^ _mixed(seed)
+        top = (_mixed(h) >> 8).astype(leaf.dtype)
+        drawn.append((top * 2.0**-24).reshape(leaf.shape))
+        before += leaf.size
+    return jax.tree.unflatten(structure, drawn)
+
+
+def _mixed(h: Array) -> Array:
+    h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
+    h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)
+    return h ^ (h >> 16)
+
+
+def _around(u: Array, z: Array, radius: Any) -> Array:
+    return z + jnp.asarray(radius, z.dtype) * (2 * u - 1)
+
+
+def _norm1(a: PyTree) -> Array:
+    return functools.reduce(jnp.add, [jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(a)])
 
 
 def _fill(v: Array, free: Array, total: Array) -> Array:

@@ -1,11 +1,13 @@
 """AutoPDBO: the primal-dual method with nothing to tune."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
@@ -26,10 +28,10 @@ SHRINK = 0.5  # of the slack, on evidence
 EVIDENCE = 0.3  # the f-error left, against the bias of the relaxation
 FEASIBLE = 1.5  # slacks within which a point counts as feasible
 PATIENCE = 60  # iterations f may take to settle while no cut is active
+AROUND = 3.0  # units within which slots are drawn around y where Y is unbounded
 KICK = 0.3  # the length of the random kick after a shrink, in widths of the relaxation
-LOOK = 5  # iterations between two looks at the slots' outer values
+REVIEW = 6  # iterations between two reviews of the slots
 STUCK = 20  # infeasible iterations after which y is set to a slot
-RECYCLE = 6  # iterations between two renewals of idle slots
 JUMPS = 3  # returns to the incumbent allowed
 JUMP_MARGIN = 0.03  # of the range of f seen: how much better the incumbent must be
 SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
@@ -54,7 +56,7 @@ class AutoState(eqx.Module):
     """Where the method stands. Vectors of x and y are ravelled, except the points put forward."""
 
     t: Array
-    key: Array
+    seed: Array
     x: PyTree
     y: PyTree
     slots: Array  # (SLOTS, size of y)
@@ -153,10 +155,10 @@ class AutoPDBO(Solver):
         """Units, slots and the range of g from a look around the start."""
         flat_y = ravel_pytree(y)[0]
         dtype = flat_y.dtype
-        unit = _units(problem, x, y, key)
-        slots = jnp.concatenate([flat_y[None], _draw(problem, y, unit[1], key, SLOTS - 1)])
+        seed = jnp.sum(jax.random.key_data(key), dtype=jnp.uint32)
+        unit, f, grad_f = _units(problem, x, y, seed)
+        slots = jnp.concatenate([flat_y[None], _draw(problem, y, unit[1], seed, SLOTS - 1)])
         cuts = _inner(problem, x, y, jnp.concatenate([flat_y[None], slots]))
-        f, grad_f = _outer(problem, x, y)
         spread = jnp.max(cuts.value) - jnp.min(cuts.value)
         slope = jnp.linalg.norm(cuts.y[0]) * unit[1]
         range_g = jnp.where(spread > 0, spread, jnp.where(slope > 0, slope, 1))
@@ -164,7 +166,7 @@ class AutoPDBO(Solver):
         zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
         return AutoState(
             t=none,
-            key=key,
+            seed=seed,
             x=x,
             y=y,
             slots=slots,
@@ -197,7 +199,7 @@ class AutoPDBO(Solver):
             incumbent_f=jnp.full((), float(jnp.finfo(dtype).max), dtype),
             jumps=none,
             done=jnp.array(False),
-            f_calls=none + 1 + PROBES,
+            f_calls=none + PROBES,
             g_calls=none + SLOTS + 1 + PROBES,
         )
 
@@ -226,13 +228,9 @@ def _iterate(problem: Problem, state: AutoState) -> AutoState:
 
 
 def _search(problem: Problem, state: AutoState) -> AutoState:
-    key = jax.random.fold_in(state.key, state.t)
-    state = _descend(problem, state)
-    state = _move(problem, state, key)
-    state = lax.cond(state.t % LOOK == LOOK - 1, lambda s: _look(problem, s), lambda s: s, state)
-    return lax.cond(
-        state.t % RECYCLE == RECYCLE - 1, lambda s: _recycle(problem, s, key), lambda s: s, state
-    )
+    state = _move(problem, _descend(problem, state))
+    due = state.t % REVIEW == REVIEW - 1
+    return lax.cond(due, lambda s: _review(problem, s), lambda s: s, state)
 
 
 def _descend(problem: Problem, state: AutoState) -> AutoState:
@@ -253,7 +251,10 @@ def _descend(problem: Problem, state: AutoState) -> AutoState:
         secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 3 * step)
         longer = jnp.where(keep, jnp.clip(secant, 0.3 * step, 3 * step), 0.3 * step)
         step = jnp.where(ss > 0, longer, step)
-        return jnp.where(keep[:, None], trial, slots), step, _replace(cuts, keep, found)
+        cuts = jax.tree.map(
+            lambda old, new: old.at[1:].set(jnp.where(_rows(keep, new), new, old[1:])), cuts, found
+        )
+        return jnp.where(keep[:, None], trial, slots), step, cuts
 
     start = (state.slots, state.inner_step, state.cuts)
     slots, step, cuts = lax.fori_loop(0, INNER_STEPS, descend, start)
@@ -267,7 +268,7 @@ def _descend(problem: Problem, state: AutoState) -> AutoState:
     )
 
 
-def _move(problem: Problem, state: AutoState, key: Array) -> AutoState:
+def _move(problem: Problem, state: AutoState) -> AutoState:
     """One trial step of z, and what it says about curvatures and slack."""
     flat_x, to_x = ravel_pytree(state.x)
     flat_y, to_y = ravel_pytree(state.y)
@@ -305,7 +306,7 @@ def _move(problem: Problem, state: AutoState, key: Array) -> AutoState:
     d = step_for(mix)
     weight = (1 + jnp.sum(mix)) * L_f  # L_f + sum of multipliers * L_h
     residual = weight * jnp.linalg.norm(d)
-    noise = jax.random.normal(key, z.shape, dtype) / z.size**0.5
+    noise = Free().scatter(_index(state), jnp.zeros_like(z), (3 / z.size) ** 0.5)  # of length one
     width = jnp.minimum(jnp.sqrt(slack / L_h), radius)  # of the relaxation
     kicked = project(z + d + KICK * width * noise) - z
     d = jnp.where(state.kick, kicked, d)
@@ -421,9 +422,9 @@ def _complementary(model: Callable[[Array], Array], mix: Array) -> Array:
     return lax.fori_loop(0, 2 * SLOTS, lambda i, mix: solve(i % SLOTS, mix), mix)
 
 
-def _look(problem: Problem, state: AutoState) -> AutoState:
-    """The slots' outer values: better minimisers for y, and the incumbent."""
-    _, to_y = ravel_pytree(state.y)
+def _review(problem: Problem, state: AutoState) -> AutoState:
+    """Now and then: better minimisers for y, the incumbent, and fresh starts for idle slots."""
+    flat_y, to_y = ravel_pytree(state.y)
     value = state.cuts.value[1:]
     best = jnp.min(value)
     outer = jax.vmap(lambda v: problem.outer(state.x, to_y(v)))(state.slots)
@@ -448,44 +449,12 @@ def _look(problem: Problem, state: AutoState) -> AutoState:
     jump = active & (state.f > incumbent_f + margin) & (state.jumps < JUMPS)
     swap = ((within[j] < state.f - bias - rounding) | (state.stuck >= STUCK)) & ~jump
     swap = swap & jnp.isfinite(within[j])
-    y = trees.where(swap, to_y(state.slots[j]), state.y)
-    x, y = trees.where(jump, incumbent, (state.x, y))
-    worst = jnp.argmax(value)
-    kept = jnp.where(jump, ravel_pytree(y)[0], state.slots[worst])
-    slots = state.slots.at[worst].set(kept)
-
-    def arrive(_: Any) -> tuple[Array, Array, Cuts]:
-        rows = jnp.concatenate([ravel_pytree(y)[0][None], slots])
-        return *_outer(problem, x, y), _inner(problem, x, y, rows)
-
     moved = jump | swap
-    f, grad_f, cuts = lax.cond(moved, arrive, lambda _: (state.f, state.grad_f, state.cuts), None)
-    slack = jnp.where(jump, jnp.maximum(state.slack, 0.01 * state.range_g), state.slack)
-    return _set(
-        state,
-        x=x,
-        y=y,
-        slots=slots,
-        f=f,
-        grad_f=grad_f,
-        cuts=cuts,
-        slack=slack,
-        stuck=jnp.where(moved, 0, state.stuck),
-        settled=jnp.where(moved, 0, state.settled),
-        held=jnp.where(moved, 0, state.held),
-        done=state.done & ~moved,
-        incumbent=incumbent,
-        incumbent_f=jnp.where(jump, float(jnp.finfo(f.dtype).max), incumbent_f),
-        jumps=state.jumps + jnp.where(jump, 1, 0),
-        f_calls=state.f_calls + jnp.where(moved, 1, 0),
-        g_calls=state.g_calls + jnp.where(moved, SLOTS + 1, 0),
+    x, y = trees.where(
+        jump, incumbent, (state.x, trees.where(swap, to_y(state.slots[j]), state.y))
     )
 
-
-def _recycle(problem: Problem, state: AutoState, key: Array) -> AutoState:
-    """Duplicates and the worst idle slot start anew: anywhere in Y, every other time one from y."""
-    flat_y = ravel_pytree(state.y)[0]
-    value = state.cuts.value[1:]
+    # duplicates and the worst idle slot start anew: anywhere in Y, every other time one at y
     index = jnp.arange(SLOTS)
     apart = jax.vmap(lambda v: jnp.sum((state.slots - v) ** 2, 1))(state.slots)
     close = apart <= 1e-6 * flat_y.size * state.unit[1] ** 2
@@ -497,19 +466,43 @@ def _recycle(problem: Problem, state: AutoState, key: Array) -> AutoState:
     idle = ~duplicate & (state.mix == 0)
     worst = idle & (index == jnp.argmax(jnp.where(idle, value, -jnp.inf)))
     chosen = (duplicate | worst) & (index != jnp.argmin(value))
+    from_y = (jump | (state.t // REVIEW % 2 == 1)) & chosen & (jnp.cumsum(chosen) == 1)
+    fresh = _draw(problem, state.y, state.unit[1], _index(state), SLOTS)
+    fresh = jnp.where(from_y[:, None], ravel_pytree(y)[0], fresh)
+    slots = jnp.where(chosen[:, None], fresh, state.slots)
 
-    fresh = _draw(problem, state.y, state.unit[1], key, SLOTS)
-    from_y = (state.t // RECYCLE % 2 == 1) & chosen & (jnp.cumsum(chosen) == 1)
-    fresh = jnp.where(from_y[:, None], flat_y, fresh)
-    found = _inner(problem, state.x, state.y, fresh)
-    chosen = chosen & _finite(found)
+    found = _inner(problem, x, y, jnp.concatenate([ravel_pytree(y)[0][None], slots]))
+    good = _finite(found)
+    chosen = chosen & good[1:]
+    # a slot that cannot be evaluated is not taken; without a move the other rows are what they were
+    cuts = jax.tree.map(
+        lambda old, new: jnp.where(_rows(good & (moved | jnp.append(False, chosen)), new), new, old),
+        state.cuts,
+        found,
+    )
+    f, grad_f = lax.cond(
+        moved, lambda z: _outer(problem, *z), lambda _: (state.f, state.grad_f), (x, y)
+    )
     return _set(
         state,
+        x=x,
+        y=y,
         slots=jnp.where(chosen[:, None], fresh, state.slots),
-        inner_step=jnp.where(chosen, _first_steps(found.y, state.unit[1]), state.inner_step),
+        inner_step=jnp.where(chosen, _first_steps(found.y[1:], state.unit[1]), state.inner_step),
         mix=jnp.where(chosen, 0, state.mix),
-        cuts=_replace(state.cuts, chosen, found),
-        g_calls=state.g_calls + SLOTS,
+        f=f,
+        grad_f=grad_f,
+        cuts=cuts,
+        slack=jnp.where(jump, jnp.maximum(state.slack, 0.01 * state.range_g), state.slack),
+        stuck=jnp.where(moved, 0, state.stuck),
+        settled=jnp.where(moved, 0, state.settled),
+        held=jnp.where(moved, 0, state.held),
+        done=state.done & ~moved,
+        incumbent=incumbent,
+        incumbent_f=jnp.where(jump, float(jnp.finfo(f.dtype).max), incumbent_f),
+        jumps=state.jumps + jnp.where(jump, 1, 0),
+        f_calls=state.f_calls + jnp.where(moved, 1, 0),
+        g_calls=state.g_calls + SLOTS + 1,
     )
 
 
@@ -529,28 +522,18 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     lengths = jnp.stack([unit[0], unit[1], unit[1]]) ** 2
     steps = jnp.where(first, lengths / jnp.where(stiff > 0, stiff, 1), state.polish_step)
 
-    def penalised(x: PyTree, y: PyTree) -> Array:
-        return problem.outer(x, y) / weight + problem.inner(x, y)
-
-    def settle(function: Callable, x: PyTree, y: Array, step: Array) -> tuple[Array, Array]:
-        """Barzilai-Borwein steps on function(x, .) from y."""
-        slope = jax.grad(lambda v: function(x, to_y(v)))
-
-        def body(_: Any, s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            y, gradient, step = s
-            new = ravel_pytree(problem.y_set.project(to_y(y - step * gradient)))[0]
-            move, after = new - y, slope(new)
-            ss, sy = move @ move, move @ (after - gradient)
-            secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * step, 5 * step)
-            return new, after, jnp.where((sy > 0) & (ss > 0), secant, step)
-
-        y, _, step = lax.fori_loop(0, POLISH_INNER, body, (y, slope(y), step))
-        return y, step
-
     moved = problem.x_set.project(to_x(flat_x - steps[0] * state.polish_gradient))
     x = trees.where(first, state.x, moved)
-    y, step_y = settle(penalised, x, flat_y, steps[1])
-    slot, step_slot = settle(problem.inner, x, state.slots[k], steps[2])
+    follow = functools.partial(_follow, problem, x, to_y)
+    # one after the other in a loop, so that it is compiled once
+    (y, slot), (step_y, step_slot) = lax.map(
+        lambda row: follow(*row),
+        (
+            jnp.stack([flat_y, state.slots[k]]),
+            steps[1:],
+            jnp.stack([1 / weight, jnp.zeros_like(weight)]),
+        ),
+    )
     f, grad_f = _outer(problem, x, to_y(y))
     rows = _inner(problem, x, state.y, jnp.stack([y, slot]))
     size = flat_x.size
@@ -597,6 +580,34 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     )
 
 
+def _follow(
+    problem: Problem, x: PyTree, to_y: Callable, y: Array, step: Array, share: Array
+) -> tuple[Array, Array]:
+    """Barzilai-Borwein steps on share * f(x, .) + g(x, .) from y, and the last step."""
+
+    def slope(y: Array) -> Array:
+        inner = jax.grad(lambda v: problem.inner(x, to_y(v)))(y)
+        outer = lax.cond(
+            share > 0,
+            lambda y: share * jax.grad(lambda v: problem.outer(x, to_y(v)))(y),
+            jnp.zeros_like,
+            y,
+        )
+        return inner + outer
+
+    def body(_: Any, s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        y, gradient, step = s
+        new = ravel_pytree(problem.y_set.project(to_y(y - step * gradient)))[0]
+        move, after = new - y, slope(new)
+        ss, sy = move @ move, move @ (after - gradient)
+        secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * step, 5 * step)
+        return new, after, jnp.where((sy > 0) & (ss > 0), secant, step)
+
+    # the first, with a gradient of zero, stays at y and finds the gradient there
+    y, _, step = lax.fori_loop(0, POLISH_INNER + 1, body, (y, jnp.zeros_like(y), step))
+    return y, step
+
+
 def _outer(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
     value, gradient = jax.value_and_grad(problem.outer, (0, 1))(x, y)
     return value, ravel_pytree(gradient)[0]
@@ -626,14 +637,9 @@ def _finite(cuts: Cuts) -> Array:
     return jnp.isfinite(cuts.value) & in_x & in_y
 
 
-def _replace(cuts: Cuts, chosen: Array, found: Cuts) -> Cuts:
-    """The cuts with the chosen slots' rows taken from `found`."""
-
-    def put(old: Array, new: Array) -> Array:
-        mask = chosen.reshape((-1,) + (1,) * (old.ndim - 1))
-        return old.at[1:].set(jnp.where(mask, new, old[1:]))
-
-    return Cuts(*(put(old, new) for old, new in zip(cuts, found, strict=True)))
+def _rows(chosen: Array, like: Array) -> Array:
+    """A flag a row, shaped to broadcast with the rows."""
+    return chosen.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
 def _first_steps(slope: Array, unit: Array) -> Array:
@@ -642,40 +648,43 @@ def _first_steps(slope: Array, unit: Array) -> Array:
     return 0.1 * unit * slope.shape[1] ** 0.5 / jnp.where(length > 0, length, 1)
 
 
-def _draw(problem: Problem, y: PyTree, unit: Array, key: Array, count: int) -> Array:
-    """Random points of Y, ravelled; within a few units of y where Y is unbounded."""
-    keys = jax.random.split(jax.random.fold_in(key, 1), count)
-    return jax.vmap(lambda k: ravel_pytree(problem.y_set.sample(k, y, 2 * unit))[0])(keys)
+def _index(state: AutoState) -> Array:
+    """A number for the draws of an iteration, others for every key."""
+    return state.seed + np.uint32(SLOTS) * state.t.astype(jnp.uint32)
 
 
-def _units(problem: Problem, x: PyTree, y: PyTree, key: Array) -> Array:
-    """The lengths x and y are measured in: see idea 6."""
+def _draw(problem: Problem, y: PyTree, unit: Array, index: Array, count: int) -> Array:
+    """Points spread over Y, ravelled; within a few units of y where Y is unbounded."""
+    indices = index + jnp.arange(count, dtype=jnp.uint32)
+    return jax.vmap(lambda i: ravel_pytree(problem.y_set.scatter(i, y, AROUND * unit))[0])(indices)
+
+
+def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> tuple[Array, Array, Array]:
+    """The lengths x and y are measured in, see idea 6; and f and its gradient at the start."""
     flat_x, to_x = ravel_pytree(x)
     flat_y, to_y = ravel_pytree(y)
     eps = float(jnp.finfo(flat_y.dtype).eps)
 
-    def probe(function: Callable[[PyTree, PyTree], Array]) -> tuple[Array, Array, Array]:
-        """The gradient in y and the curvatures in x and in y, by differences of gradients."""
+    def aside(z: Array) -> Array:
+        v = Free().scatter(seed, jnp.zeros_like(z), 1)
+        size = jnp.linalg.norm(z)
+        return eps ** (1 / 3) * jnp.where(size > 0, size, 1) * v / jnp.linalg.norm(v)
 
-        def gradients(x: Array, y: Array) -> tuple[Array, Array]:
-            return jax.grad(lambda x, y: function(to_x(x), to_y(y)), (0, 1))(x, y)
+    move_x, move_y = aside(flat_x), aside(flat_y)
+    xs = flat_x + jnp.stack([0 * move_x, move_x, 0 * move_x])
+    ys = flat_y + jnp.stack([0 * move_y, 0 * move_y, move_y])
 
-        def aside(z: Array, number: int) -> Array:
-            v = jax.random.normal(jax.random.fold_in(key, number), z.shape, z.dtype)
-            size = jnp.linalg.norm(z)
-            return eps ** (1 / 3) * jnp.where(size > 0, size, 1) * v / jnp.linalg.norm(v)
+    def probe(function: Callable[[PyTree, PyTree], Array]) -> tuple[Any, ...]:
+        """The value, the gradients and the curvatures in x and in y by their differences."""
+        at = jax.value_and_grad(lambda x, y: function(to_x(x), to_y(y)), (0, 1))
+        value, (in_x, in_y) = jax.vmap(at)(xs, ys)
 
-        def curvature(after: Array, before: Array, move: Array) -> Array:
-            change = jnp.linalg.norm(after - before)
-            real = change > 16 * eps * jnp.linalg.norm(before)
+        def curvature(rows: Array, row: int, move: Array) -> Array:
+            change = jnp.linalg.norm(rows[row] - rows[0])
+            real = change > 16 * eps * jnp.linalg.norm(rows[0])
             return jnp.where(real, change / jnp.linalg.norm(move), 0)
 
-        in_x, in_y = gradients(flat_x, flat_y)
-        move_x, move_y = aside(flat_x, 2), aside(flat_y, 3)
-        other_x, _ = gradients(flat_x + move_x, flat_y)
-        _, other_y = gradients(flat_x, flat_y + move_y)
-        slope = jnp.linalg.norm(in_y)
-        return slope, curvature(other_x, in_x, move_x), curvature(other_y, in_y, move_y)
+        return value[0], in_x[0], in_y[0], curvature(in_x, 1, move_x), curvature(in_y, 2, move_y)
 
     def over(a: Array, b: Array) -> Array:
         return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
@@ -685,10 +694,10 @@ def _units(problem: Problem, x: PyTree, y: PyTree, key: Array) -> Array:
         return jnp.where(jnp.isfinite(diameter), diameter, 0) / (2 * size**0.5)
 
     ratios, newton = [], jnp.zeros((), flat_y.dtype)
-    for function in (problem.outer, problem.inner):
-        slope, in_x, in_y = probe(function)
+    f, f_x, f_y, *_ = of_f = probe(problem.outer)
+    for _, _, slope, in_x, in_y in (of_f, probe(problem.inner)):
         ratios.append(jnp.sqrt(over(in_y, in_x)))
-        newton = jnp.maximum(newton, over(slope, in_y) / flat_y.size**0.5)
+        newton = jnp.maximum(newton, over(jnp.linalg.norm(slope), in_y) / flat_y.size**0.5)
     both = (ratios[0] > 0) & (ratios[1] > 0)
     ratio = jnp.where(both, jnp.sqrt(ratios[0] * ratios[1]), jnp.maximum(*ratios))
     size_x, size_y = (jnp.sqrt(jnp.mean(flat**2)) for flat in (flat_x, flat_y))
@@ -700,7 +709,7 @@ def _units(problem: Problem, x: PyTree, y: PyTree, key: Array) -> Array:
     width_y = width(problem.y_set, y, flat_y.size)
     unit_y = jnp.where(width_y > 0, width_y, jnp.where(width_x > 0, width_x / ratio, around))
     unit_x = jnp.where(width_x > 0, width_x, unit_y * ratio)
-    return jnp.stack([unit_x, unit_y]).astype(flat_y.dtype)
+    return jnp.stack([unit_x, unit_y]).astype(flat_y.dtype), f, jnp.concatenate([f_x, f_y])
 
 
 def _sane(new: Array, old: Array) -> Array:
