@@ -1,13 +1,17 @@
 """The automatic solver and multistart: defaults only."""
 
+import pathlib
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cases
 import pdbo
 from pdbo import problems
-from pdbo._multistart import _kronecker, multistart
+from pdbo._multistart import _spread, kronecker, multistart
 from pdbo.solvers._auto import AutoPDBO
 
 SOLVER = AutoPDBO()
@@ -120,7 +124,7 @@ def test_float32(x32):
 
 def test_sizes_take_the_same_iterations():
     iterations = []
-    for n in (1, 1000):
+    for n in (1, 10, 1000, 100_000):
         entry = problems.get("bda", n)
         x, y = jax.tree.map(jnp.asarray, entry.start)
         state = jax.jit(lambda x, y, e=entry: run(e.problem, x, y, jax.random.key(0)))(x, y)
@@ -130,7 +134,7 @@ def test_sizes_take_the_same_iterations():
 
 
 def test_spread_is_even():
-    points = np.asarray(_kronecker(64, 2, jax.random.key(3)))
+    points = kronecker(64, [0.3, 0.8])
     assert points.min() >= 0 and points.max() < 1
     cells = np.histogram2d(points[:, 0], points[:, 1], bins=4, range=[[0, 1], [0, 1]])[0]
     assert cells.min() >= 2 and cells.max() <= 6  # random points: 0 and 9 are common
@@ -138,3 +142,49 @@ def test_spread_is_even():
         multistart(problems.get("sine").problem, 3.0, 3.0)
     with pytest.raises(pdbo.ProblemError, match="starts must be"):
         multistart(problems.get("sine").problem, 3.0, 3.0, starts=0)
+
+
+def test_spread_covers_every_kind_of_set():
+    """Starts made of one lie in their sets and differ, evenly over a simplex, wide elsewhere."""
+    sets = {
+        "free": pdbo.Free(),
+        "box": pdbo.Box(-2.0, 3.0),
+        "half": pdbo.NonNegative(),
+        "ball": pdbo.Ball(2.0, 5.0),
+        "simplex": pdbo.Simplex(4.0),
+        "side": pdbo.Halfspace(1.0, 1.0),
+        "plane": pdbo.Affine(np.ones((1, 3)), np.ones(1)),
+    }
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum(x), lambda x, y: x[0] + 0 * y["free"][0], y_set=pdbo.Product(sets)
+    )
+    start = {name: set_.project(jnp.full(3, 0.2)) for name, set_ in sets.items()}
+    x, y = _spread(problem, jnp.full(2, 4.0), start, 200, None, jax.random.key(0))
+    assert np.abs(x - 4).max() > 10 and np.abs(x - 4).max() <= 12  # three times the size of x0
+    for name, set_ in sets.items():
+        assert jax.vmap(lambda z, s=set_: s.contains(z, 1e-6))(y[name]).all()
+        assert len(np.unique(np.asarray(y[name]), axis=0)) > 100
+        np.testing.assert_allclose(y[name][0], start[name])
+    np.testing.assert_allclose(y["box"].mean(0), 0.5, atol=0.2)
+    np.testing.assert_allclose(y["simplex"].mean(0), 4 / 3, atol=0.2)
+    small = np.mean(np.asarray(y["simplex"]) < 0.4)  # with probability 1 - 0.9^2
+    np.testing.assert_allclose(small, 0.19, atol=0.04)
+    reach = 3 * np.sqrt(np.mean(np.concatenate(list(start.values())) ** 2))
+    assert 0.8 * reach < np.abs(y["free"] - 0.2).max() <= reach
+    wide = _spread(problem, jnp.full(2, 4.0), start, 200, 7.0, jax.random.key(0))[1]["free"]
+    assert 6 < np.abs(wide - 0.2).max() <= 7
+
+
+def test_scalings_of_a_sparse_classifier_are_never_nan(x32):
+    """100,000 features, data and regulariser scaled over six orders of magnitude each."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+    try:
+        from benchmarks.scalings import problem, scalings
+    finally:
+        sys.path.pop(0)
+    for scale, regulariser in scalings(20):
+        p, x, w = jax.tree.map(jnp.asarray, problem(20, 100_000, 2, scale, regulariser))
+        state = cases.iterate(p, SOLVER, x, w, 20)
+        for leaf in jax.tree.leaves((state.x, state.y, state.f, state.cuts, state.multiplier)):
+            assert bool(jnp.isfinite(leaf).all())
+        assert state.f < p.outer(x, w)

@@ -410,3 +410,47 @@ def test_first_within_means_staying():
     assert _views.first_within(errors, 2.0) == 0
     assert _views.first_within(errors, 1e-3) == np.inf
     assert _views.first_within(np.array([np.nan, 0.0]), 0.1) == 1
+
+
+def test_scores_count_what_stays_solved_on_both_sides_of_f_star():
+    """Five runs on the toy problem, of which a score has to tell apart the first."""
+    from pdbo import problems
+
+    entry = problems.get("toy")  # g* = -x^2/2, f* = 0
+    x = np.ones((5, 3))
+    outer = np.array([[1, 0.005, 0], [0, 1, 1], [0, 0, -0.1], [0, 0, np.nan], [1, 1, 0]])
+    inner = np.full((5, 3), -0.5)
+    inner[4, 2] += 2e-4  # f is right, the inner gap is not
+    count = np.broadcast_to([10, 20, 40], (5, 3))
+    found = {"x": x, "outer": outer, "inner": inner, "steps": count // 10}
+    found |= {"f": count, "g": count, "products": 0 * count}
+    score = load("problems")._score(entry, found, 5)
+    assert score["solved"].tolist() == [True, False, False, False, False]
+    assert score["on_the_way"].tolist() == [True, True, True, True, False]
+    assert score["steps"][0] == 2 and score["calls"][0] == 40
+    assert np.isnan(score["calls"][1:]).all()
+    np.testing.assert_allclose(score["gap"][4], 2e-4)
+
+
+def test_scoreboard(monkeypatch, tmp_path):
+    module = load("problems")
+    monkeypatch.setattr(module, "QUICK", ("mb-3.10", "mb-3.18"))
+    monkeypatch.setattr(module, "QUICK_RIVALS", ("PDBO",))
+    record = _runner.run(module, "problems", 1, True, iter)
+    assert record["AutoPDBO.solved"].shape == (2, 16)
+    # what the runs ended with, against the definition of solved
+    near = record["AutoPDBO.f_error"] <= 1e-2
+    np.testing.assert_array_equal(
+        record["AutoPDBO.solved"], near & (record["AutoPDBO.gap"] <= 1e-4)
+    )
+    assert module.share(record, "AutoPDBO") > module.share(record, "PDBO")
+    assert np.isnan(module.share(record, "PDBO", "unique"))
+    claims = {c.sentence: c.held for c in record.claims}
+    assert claims["multistart from 16 starts solves nearly every problem."]
+    _record.write(tmp_path, record)
+    report.build(tmp_path)
+    assert "mb-3.18" in (tmp_path / "index.html").read_text()
+    (figure,) = module.figures(record)
+    for panel in figure.panels:
+        for curve in panel.curves:
+            assert (np.diff(curve.y) >= 0).all() and curve.y[-1] <= 100

@@ -263,8 +263,8 @@ class _Inner(NamedTuple):
 class _Kinks(NamedTuple):
     r"""Where the minimum of g(x, .) is attained at several points the value function has a kink.
 
-    Its subgradients are the convex hull of the $\nabla_x g(x, \hat y_k)$, and every $\hat y_k$ has a
-    constraint, and a share of the multiplier, of its own.
+    Its subgradients are the convex hull of the $\nabla_x g(x, \hat y_k)$, and every $\hat y_k$
+    has a constraint, and a share of the multiplier, of its own.
 
     Attributes:
         slope: $\nabla_x g$ at the best minimiser.
@@ -277,7 +277,7 @@ class _Kinks(NamedTuple):
     above: Array
 
     def turned(self, shares: Array, v: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        """The gradient v of the Lagrangian once the shares are moved from the best to the others."""
+        """The gradient v of the Lagrangian with shares moved from the best to the others."""
         turn = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, 1), self.turns)
         return trees.add(v[0], turn), v[1]
 

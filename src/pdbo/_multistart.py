@@ -20,6 +20,7 @@ from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 
 STEPS = 1_000
+EVEN = 32  # the most dimensions in which starts follow a low-discrepancy sequence
 
 
 class BestOf(Solution):
@@ -133,7 +134,10 @@ def _spread(
 ) -> tuple[PyTree, PyTree]:
     """The start given and `starts - 1` points of a shifted Kronecker sequence over the sets."""
     flat, split = ravel_pytree((x0, y0))
-    u = _kronecker(starts, flat.size, key).astype(flat.dtype)
+    # beyond a few dozen dimensions no sequence is more even than random points
+    even = flat.size <= EVEN
+    u = jax.random.uniform(key, (flat.size,) if even else (starts, flat.size))
+    u = jnp.asarray(kronecker(starts, u) if even else u, flat.dtype)
 
     def at(u: Array) -> tuple[PyTree, PyTree]:
         pairs = zip((problem.x_set, problem.y_set), split(u), (x0, y0), strict=True)
@@ -143,20 +147,16 @@ def _spread(
     return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))
 
 
-def _kronecker(count: int, size: int, key: Array) -> Array:
+def kronecker(count: int, shift: Any) -> np.ndarray:
     """Points of the unit cube: multiples of powers of the generalised golden ratio, mod 1.
 
-    Reference: Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018). Beyond a
-    few dozen dimensions no sequence is more even than random points; there they are random.
+    Reference: Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018).
     """
-    if size > 32:
-        return jax.random.uniform(key, (count, size))
     golden = 2.0
     for _ in range(60):
-        golden = (1 + golden) ** (1 / (size + 1))
-    powers = golden ** -np.arange(1.0, size + 1)
-    shift = jax.random.uniform(key, (size,))
-    return (shift + jnp.asarray(np.outer(np.arange(count), powers) % 1, shift.dtype)) % 1
+        golden = (1 + golden) ** (1 / (len(shift) + 1))
+    powers = golden ** -np.arange(1.0, len(shift) + 1)
+    return (np.asarray(shift) + np.outer(np.arange(count), powers)) % 1
 
 
 def _reach(z: PyTree) -> Array:

@@ -338,17 +338,17 @@ def _replay(problem: Problem, run: State, count: Any) -> tuple[State, Array, Arr
 
     def going(s: tuple[Any, Any, Array, Array]) -> Array:
         _, _, found, taken = s
-        return (taken < count) & ~jnp.any(found)
+        return (taken <= count) & ~jnp.any(found)
 
     def body(s: tuple[Any, Any, Array, Array]) -> tuple[Any, Any, Array, Array]:
         _, inner, _, taken = s
         after = run.solver.step(problem, inner)
         return inner, after, faults(after), taken + 1
 
-    after = run.solver.step(problem, run.inner)
-    start = (run.inner, after, faults(after), jnp.zeros((), jnp.int32))
+    # one step beyond the state returned, always, so that the step is compiled once
+    start = (run.inner, run.inner, jnp.zeros(len(PLACES), bool), jnp.zeros((), jnp.int32))
     inner, _, found, taken = lax.while_loop(going, body, start)
-    run = State(run.solver, inner, run.step + taken, run.scale)
+    run = State(run.solver, inner, run.step + taken - 1, run.scale)
     return run, found, _runaway(run, RESULTS.nonfinite).astype(jnp.int32)
 
 

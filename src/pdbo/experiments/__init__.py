@@ -77,6 +77,9 @@ EXPERIMENTS = {
         ("sklearn",),
         "MNIST or Fashion-MNIST, else digits",
     ),
+    "problems": Experiment(
+        "every solver on every problem of the collection, with defaults", (600, 40)
+    ),
 }
 
 PROBLEMS = (  # noqa: SIM905

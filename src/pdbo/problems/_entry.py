@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from .._multistart import EVEN, kronecker
 from .._problem import Problem
 
 
@@ -49,11 +50,19 @@ class Entry:
         return x, y
 
     def starts(self, count: int, seed: int = 0) -> tuple[PyTree, PyTree]:
-        """Random starts: x and y with a leading axis of `count`, inside their sets."""
+        """Starts spread evenly: x and y with a leading axis of `count`, inside their sets.
+
+        A low-discrepancy sequence shifted at random; random points in more than 32 dimensions.
+        """
         rng = np.random.default_rng(seed)
+        size = sum(self.dimension)
+        u = kronecker(count, rng.random(size)) if size <= EVEN else rng.random((count, size))
+        columns = iter(np.split(u, u.shape[1], axis=1))
 
         def draw(like: Any, lo: Any, hi: Any) -> np.ndarray:
-            return rng.uniform(lo, hi, (count, *np.shape(like)))
+            shape = (count, *np.shape(like))
+            part = [next(columns) for _ in range(np.size(like))]
+            return lo + (hi - lo) * np.concatenate(part, axis=1).reshape(shape)
 
         def part(like: PyTree, spread: tuple[PyTree, PyTree]) -> PyTree:
             lo, hi = (jax.tree.broadcast(end, like) for end in spread)

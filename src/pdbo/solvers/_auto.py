@@ -1,6 +1,5 @@
 """AutoPDBO: the primal-dual method with nothing to tune."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from ._base import Calls, Point, Solver
 PROBES = 3  # gradients of f and of g that the units are measured with
 SLOTS = 4  # inner estimates kept, one cut each
 INNER_STEPS = 2  # projected gradient steps per slot and iteration
+MODEL = 0.51  # half the curvature, and room for rounding: how far a trial may be above its slope
 RADIUS = 0.2  # the longest step, in units of each entry
 FIRST_SLACK = 4.0  # of the range of g seen at the start: at first f is alone
 LAST_SLACK = 1e-8  # of the same range, where the shrinking of the slack ends ...
@@ -38,10 +38,13 @@ SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
 SLOW = 40  # iterations without a shrink after which polishing is tried before the last slack ...
 EARLY = 1e-3  # ... if the slack is at most this part of the range of g
-POLISH = 40  # polishing steps, at most, while the residual is above ...
+POLISH = 300  # polishing steps, at most, while the residual is above ...
 RESIDUAL = 1e-6  # ... this part of the largest gradient of f
 POLISHABLE = 0.1  # a first residual above it: no single slot explains the solution
-POLISH_INNER = 20  # gradient steps in y and in the slot for one polishing step in x
+POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a certificate grants
+STALLED = 20  # polishing steps without a lower residual after which it ends
+FOLLOW = 400  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
+FOLLOWED = 1e-3  # ... their gradients leave more than this part of the residual in doubt
 
 
 class Cuts(NamedTuple):
@@ -300,9 +303,8 @@ def _move(problem: Problem, state: AutoState) -> AutoState:
         mean = (grad_f / L_f + mix @ grad_h / L_h) / (1 + jnp.sum(mix))
         return project(z - mean) - z
 
-    model = _Model(h - slack, grad_f, grad_h, L_f, L_h, step_for)
     free = isinstance(problem.x_set, Free) and isinstance(problem.y_set, Free)
-    mix = _complementary(model.gram() if free else model.direct, state.mix)
+    mix = _multipliers(_Model(h - slack, grad_f, grad_h, L_f, L_h, step_for, free), state.mix)
     d = step_for(mix)
     weight = (1 + jnp.sum(mix)) * L_f  # L_f + sum of multipliers * L_h
     residual = weight * jnp.linalg.norm(d)
@@ -321,8 +323,10 @@ def _move(problem: Problem, state: AutoState) -> AutoState:
     above_f = f - state.f - grad_f @ d - round_f
     above_h = jnp.max(h_new - h - grad_h @ d) - round_h
     finite = jnp.isfinite(f) & jnp.all(jnp.isfinite(grad)) & jnp.all(_finite(found))
-    fits_f = above_f <= 0.5 * L_f * dd
-    fits_h = above_h <= 0.5 * L_h * dd + 0.05 * slack
+    # with room to spare: on a quadratic the two sides are equal but for rounding, and a compiler
+    # that works out `keep` twice may then take x from one point and y from the other
+    fits_f = above_f <= MODEL * L_f * dd
+    fits_h = above_h <= MODEL * L_h * dd + 0.05 * slack
     keep = finite & fits_f & fits_h
 
     def curvature(L: Array, fits: Array, above: Array) -> Array:
@@ -384,6 +388,7 @@ class _Model(NamedTuple):
     L_f: Array
     L_h: Array
     step_for: Callable[[Array], Array]
+    free: bool
 
     def direct(self, mix: Array) -> Array:
         d = self.step_for(mix)
@@ -402,21 +407,22 @@ class _Model(NamedTuple):
         return model
 
 
-def _complementary(model: Callable[[Array], Array], mix: Array) -> Array:
-    """l >= 0 complementary to model(l) <= 0, by two sweeps of bisection in log l."""
+def _multipliers(model: _Model, mix: Array) -> Array:
+    """The mix l >= 0 complementary to the models <= 0, by two sweeps of bisection in log l."""
+    excess = model.gram() if model.free else model.direct
     top = jnp.full((), 18.0, mix.dtype)
 
     def solve(k: Any, mix: Array) -> Array:
         def bisect(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = ends
             middle = 0.5 * (low + high)
-            violated = model(mix.at[k].set(jnp.exp(middle)))[k] > 0
+            violated = excess(mix.at[k].set(jnp.exp(middle)))[k] > 0
             return jnp.where(violated, middle, low), jnp.where(violated, high, middle)
 
         def active(_: Any) -> Array:
             return jnp.exp(lax.fori_loop(0, 24, bisect, (-top, top))[1])
 
-        inactive = model(mix.at[k].set(0))[k] <= 0
+        inactive = excess(mix.at[k].set(0))[k] <= 0
         return mix.at[k].set(lax.cond(inactive, lambda _: 0 * top, active, None))
 
     return lax.fori_loop(0, 2 * SLOTS, lambda i, mix: solve(i % SLOTS, mix), mix)
@@ -450,9 +456,7 @@ def _review(problem: Problem, state: AutoState) -> AutoState:
     swap = ((within[j] < state.f - bias - rounding) | (state.stuck >= STUCK)) & ~jump
     swap = swap & jnp.isfinite(within[j])
     moved = jump | swap
-    x, y = trees.where(
-        jump, incumbent, (state.x, trees.where(swap, to_y(state.slots[j]), state.y))
-    )
+    x, y = trees.where(jump, incumbent, (state.x, trees.where(swap, to_y(state.slots[j]), state.y)))
 
     # duplicates and the worst idle slot start anew: anywhere in Y, every other time one at y
     index = jnp.arange(SLOTS)
@@ -476,7 +480,9 @@ def _review(problem: Problem, state: AutoState) -> AutoState:
     chosen = chosen & good[1:]
     # a slot that cannot be evaluated is not taken; without a move the other rows are what they were
     cuts = jax.tree.map(
-        lambda old, new: jnp.where(_rows(good & (moved | jnp.append(False, chosen)), new), new, old),
+        lambda old, new: jnp.where(
+            _rows(good & (moved | jnp.append(False, chosen)), new), new, old
+        ),
         state.cuts,
         found,
     )
@@ -524,10 +530,11 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
 
     moved = problem.x_set.project(to_x(flat_x - steps[0] * state.polish_gradient))
     x = trees.where(first, state.x, moved)
-    follow = functools.partial(_follow, problem, x, to_y)
+    sought = jnp.maximum(state.residual, RESIDUAL) * state.steepest
+    tol = FOLLOWED * sought / (weight * unit[1])
     # one after the other in a loop, so that it is compiled once
-    (y, slot), (step_y, step_slot) = lax.map(
-        lambda row: follow(*row),
+    (y, slot), (step_y, step_slot), taken = lax.map(
+        lambda row: _follow(problem, x, to_y, tol, *row),
         (
             jnp.stack([flat_y, state.slots[k]]),
             steps[1:],
@@ -545,21 +552,29 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     ) / jnp.where(state.steepest > 0, state.steepest, 1)
 
     gap = rows.value[0] - rows.value[1]
-    allowed = FEASIBLE * jnp.maximum(state.floor, LAST_SLACK_ABSOLUTE)
+    granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
+    allowed = POLISH_GAP * jnp.maximum(state.floor, granted)
     # the first only takes y and the slot to their minima: its residual is the one to improve on
-    better = residual < jnp.where(first, POLISHABLE, state.residual)
+    # a spectral step may well raise it: up to twice the lowest is let pass
+    better = residual < jnp.where(first, POLISHABLE, 2 * state.residual)
     keep = better & jnp.isfinite(f) & (gap <= allowed)
+    lower = keep & (first | (residual < 0.9 * state.residual))
+    # after a step that failed less is asked for, as y and the slot may have been far from theirs
+    lowest = jnp.where(first, residual, jnp.minimum(residual, state.residual))
+    lowest = jnp.where(keep, lowest, jnp.where(first, 1, 1.5) * state.residual)
     move = ravel_pytree(x)[0] - flat_x
     ss, sy = move @ move, move @ (in_x - state.polish_gradient)
     secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 2 * steps[0])
     step_x = jnp.where(first, steps[0], jnp.where(keep, secant, steps[0] / 4))
     failed = first & ~keep
     polished = jnp.where(failed, 0, state.polished + 1)
+    held = jnp.where(lower, 0, state.held + 1)
     met = keep & (residual <= RESIDUAL)
-    x, y, f, slot, in_x, residual = trees.where(
+    stalled = ~first & (held >= STALLED)
+    x, y, f, slot, in_x = trees.where(
         keep,
-        (x, to_y(y), f, slot, in_x, residual),
-        (state.x, state.y, state.f, state.slots[k], state.polish_gradient, state.residual),
+        (x, to_y(y), f, slot, in_x),
+        (state.x, state.y, state.f, state.slots[k], state.polish_gradient),
     )
     return _set(
         state,
@@ -567,23 +582,23 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         y=y,
         f=f,
         slots=_sane(state.slots.at[k].set(slot), state.slots),
-        residual=_sane(residual, state.residual),
+        residual=lowest,
         slack=jnp.where(failed, state.slack, state.floor),
         multiplier=jnp.where(failed, state.multiplier, weight),
-        held=jnp.where(failed, -2 * SLOW, state.held),
+        held=jnp.where(failed, -2 * SLOW, held),
         polished=polished,
         polish_gradient=in_x,
         polish_step=_sane(jnp.stack([step_x, step_y, step_slot]), state.polish_step),
-        done=met | (polished >= POLISH) | (failed & (state.settled >= CONFIRM)),
-        f_calls=state.f_calls + POLISH_INNER + 2,
-        g_calls=state.g_calls + 2 * POLISH_INNER + 4,
+        done=met | stalled | (polished >= POLISH) | (failed & (state.settled >= CONFIRM)),
+        f_calls=state.f_calls + taken[0] + 1,
+        g_calls=state.g_calls + taken[0] + taken[1] + 2,
     )
 
 
 def _follow(
-    problem: Problem, x: PyTree, to_y: Callable, y: Array, step: Array, share: Array
-) -> tuple[Array, Array]:
-    """Barzilai-Borwein steps on share * f(x, .) + g(x, .) from y, and the last step."""
+    problem: Problem, x: PyTree, to_y: Callable, tol: Array, y: Array, step: Array, share: Array
+) -> tuple[Array, Array, Array]:
+    """Barzilai-Borwein steps on share * f(x, .) + g(x, .) from y; the last step, their number."""
 
     def slope(y: Array) -> Array:
         inner = jax.grad(lambda v: problem.inner(x, to_y(v)))(y)
@@ -595,17 +610,23 @@ def _follow(
         )
         return inner + outer
 
-    def body(_: Any, s: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        y, gradient, step = s
+    def going(s: tuple[Array, ...]) -> Array:
+        _, _, _, size, taken = s
+        return (taken < 3) | ((taken < FOLLOW) & (size > tol))
+
+    def body(s: tuple[Array, ...]) -> tuple[Array, ...]:
+        y, gradient, step, _, taken = s
         new = ravel_pytree(problem.y_set.project(to_y(y - step * gradient)))[0]
         move, after = new - y, slope(new)
         ss, sy = move @ move, move @ (after - gradient)
         secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * step, 5 * step)
-        return new, after, jnp.where((sy > 0) & (ss > 0), secant, step)
+        size = jnp.sqrt(ss) / step  # of the projected gradient
+        return new, after, jnp.where((sy > 0) & (ss > 0), secant, step), size, taken + 1
 
     # the first, with a gradient of zero, stays at y and finds the gradient there
-    y, _, step = lax.fori_loop(0, POLISH_INNER + 1, body, (y, jnp.zeros_like(y), step))
-    return y, step
+    start = (y, jnp.zeros_like(y), step, jnp.zeros_like(step), jnp.zeros((), jnp.int32))
+    y, _, step, _, taken = lax.while_loop(going, body, start)
+    return y, step, taken
 
 
 def _outer(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:

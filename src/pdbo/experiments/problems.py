@@ -1,0 +1,371 @@
+"""The scoreboard: every solver on every problem of the collection, with its defaults alone."""
+
+from typing import Any
+
+import numpy as np
+
+from ._record import Claim, Record, Results
+from ._views import Curve, Figure, Panel, Table
+
+AUTO, MANY = "AutoPDBO", "many minima"
+RIVALS = (
+    "PDBO", "ProximalPDBO", "ITD", "AIDFixedPoint", "AIDConjugateGradient", "BigSAM", "BOME",
+    "F2SA", "VPBGD", "BVFIM", "MEHA",
+)  # fmt: skip
+MULTISTART = "multistart"
+QUICK = ("toy", "sine", "mb-3.14", "mb-3.19", "iaptt", "desilva")
+QUICK_RIVALS = ("PDBO", "ITD", "BOME")
+SETTINGS: dict[str, Any] = {
+    "solved": "inner gap at most 1e-4 and |f - f*| at most 1e-2 max(1, |f*|), the inner value from "
+    "a formula or a grid",
+    "starts": "a low-discrepancy sequence over the sets, around zero where they are unbounded; of "
+    "multistart its own, from one start",
+    "first half": "the problems at even positions of the list, counted from zero; constants are "
+    "chosen on this half alone",
+}
+
+
+def run(seed: int, quick: bool, track: Any = iter) -> Results:
+    """Every solver from every start of every problem, then multistart on every problem."""
+    import jax
+
+    import pdbo
+
+    from ..problems import names
+
+    chosen = [n for n in names() if not quick or n in QUICK]
+    rivals = QUICK_RIVALS if quick else RIVALS
+    starts, steps = (16, 1_000) if quick else (64, 10_000)
+    entries = _entries(chosen)
+    marks = np.unique(np.geomspace(1, steps, 40).astype(int))
+    arrays: dict[str, np.ndarray] = {}
+    calls, refused = {}, {}
+    parts = [(s, n) for s in (AUTO, *rivals, MULTISTART) for n in chosen]
+    rows: dict[str, list[dict[str, Any]]] = {s: [] for s, _ in parts}
+    for part in track([f"{s} on {n}" for s, n in parts]):
+        solver, name = part.split(" on ")
+        entry, problem = entries[name]
+        if solver == MULTISTART:
+            best = pdbo.multistart(problem, *entry.start, starts=starts, key=jax.random.key(seed))
+            rows[solver].append({
+                "solved": entry.solved(best.x, best.y),
+                "certified": best.ok,
+                "f_error": abs(float(best.f) - entry.f_star),
+                "gap": entry.inner_gap(best.x, best.y),
+            })  # fmt: skip
+            continue
+        try:
+            found = _runs(problem, getattr(pdbo, solver)(), entry.starts(starts, seed), marks, seed)
+        except pdbo.ProblemError as error:  # a set the method does not cover
+            refused.setdefault(solver, {})[name] = str(error)
+            found = None
+        rows[solver].append(_score(entry, found, starts))
+        if found is not None:
+            total = calls.setdefault(solver, {"f": 0, "g": 0, "products": 0})
+            for k in total:
+                total[k] += int(found[k][:, -1].sum())
+    for solver, found in rows.items():
+        arrays |= {f"{solver}.{k}": np.stack([row[k] for row in found]) for k in found[0]}
+    tags = {n: sorted(entries[n][0].tags) for n in chosen}
+    settings = SETTINGS | {
+        "problems": chosen,
+        "tags": tags,
+        "references": {n: entries[n][0].reference for n in chosen},
+        "random starts": starts,
+        "most steps": steps,
+        "refused": refused,
+    }
+    return Results(settings, arrays, calls)
+
+
+def _entries(names: list[str]) -> dict[str, Any]:
+    """Entries and their problems. Those with one x and one y in boxes share two functions, so
+    that a solver is compiled once for all of them.
+    """
+    import jax
+
+    from .. import Box, Problem, problems
+
+    entries = {n: problems.get(n) for n in names}
+    alike = [
+        e.problem
+        for e in entries.values()
+        if e.dimension == (1, 1)
+        and isinstance(e.problem.x_set, Box)
+        and isinstance(e.problem.y_set, Box)
+        and e.problem.data is None
+    ]
+
+    def f(x: Any, y: Any, which: Any) -> Any:
+        return jax.lax.switch(which, [p.f for p in alike], x, y)
+
+    def g(x: Any, y: Any, which: Any) -> Any:
+        return jax.lax.switch(which, [p.g for p in alike], x, y)
+
+    shared = {
+        id(p): Problem(f, g, np.int32(k), x_set=p.x_set, y_set=p.y_set) for k, p in enumerate(alike)
+    }
+    return {n: (e, shared.get(id(e.problem), e.problem)) for n, e in entries.items()}
+
+
+def _runs(problem: Any, solver: Any, starts: Any, marks: np.ndarray, seed: int) -> dict[str, Any]:
+    """All starts at once, observed after so many steps: rows of the leading axes start, mark."""
+    import jax
+    import jax.numpy as jnp
+
+    from .._problem import check_point
+
+    check_point(problem, *jax.tree.map(lambda leaf: leaf[0], starts))
+    x, y = jax.tree.map(jnp.asarray, starts)
+    keys = jax.random.split(jax.random.key(seed), len(jax.tree.leaves(x)[0]))
+    counts = jnp.asarray(np.diff(marks, prepend=0), jnp.int32)
+    return jax.tree.map(np.asarray, _compiled()(problem, solver, x, y, keys, counts))
+
+
+_PROGRAM: list[Any] = []
+
+
+def _compiled() -> Any:
+    """The program that runs a solver from a batch of starts, made once."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    @eqx.filter_jit
+    def batch(problem: Any, solver: Any, x: Any, y: Any, keys: Any, counts: Any) -> Any:
+        def one(x: Any, y: Any, key: Any) -> Any:
+            state = solver.init(problem, x, y, key)
+
+            def advance(carry: Any, count: Any) -> Any:
+                until = carry[0] + count
+
+                def going(s: Any) -> Any:
+                    return (s[0] < until) & ~jnp.asarray(solver.settled(s[1]))
+
+                carry = lax.while_loop(
+                    going, lambda s: (s[0] + 1, solver.step(problem, s[1])), carry
+                )
+                at, used = solver.output(carry[1]), solver.calls(carry[1])
+                return carry, {
+                    "x": at.x,
+                    "outer": problem.outer(at.x, at.y),
+                    "inner": problem.inner(at.x, at.y),
+                    "steps": carry[0],
+                    **{k: jnp.asarray(v) for k, v in used._asdict().items()},
+                }
+
+            return lax.scan(advance, (jnp.zeros((), jnp.int32), state), counts)[1]
+
+        return jax.vmap(one)(x, y, keys)
+
+    if not _PROGRAM:
+        _PROGRAM.append(batch)
+    return _PROGRAM[0]
+
+
+def _score(entry: Any, found: Any, starts: int) -> dict[str, Any]:
+    """By start: whether it ended solved, whether it was on the way, when it came to stay so."""
+    import jax
+
+    never = {
+        "solved": np.zeros(starts, bool), "on_the_way": np.zeros(starts, bool),
+        **{k: np.full(starts, np.nan) for k in ("steps", "calls", "all_calls", "f_error", "gap")},
+    }  # fmt: skip
+    if found is None:
+        return never
+    used = found["f"] + found["g"] + found["products"]
+    error = np.abs(found["outer"] - entry.f_star)
+    near = error <= 1e-2 * max(1.0, abs(entry.f_star))  # false for NaN
+    gap = np.full(near.shape, np.nan)
+    near[:, -1] |= np.isfinite(found["outer"][:, -1])  # the last gap is always wanted
+    for i, j in np.argwhere(near):
+        x = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], found["x"])
+        gap[i, j] = found["inner"][i, j] - entry.inner_min(x)
+    good = (error <= 1e-2 * max(1.0, abs(entry.f_star))) & (gap <= 1e-4)
+    stays = np.flip(np.logical_and.accumulate(np.flip(good, 1), axis=1), 1)
+    solved, arrival = stays[:, -1], np.argmax(stays, 1)
+    row = np.arange(starts)
+    return {
+        "solved": solved,
+        "on_the_way": good.any(1),
+        "steps": np.where(solved, found["steps"][row, arrival], np.nan),
+        "calls": np.where(solved, used[row, arrival], np.nan),
+        "all_calls": used[:, -1].astype(float),
+        "f_error": error[:, -1],
+        "gap": gap[:, -1],
+    }
+
+
+def solvers(record: Record) -> list[str]:
+    """Those of the record, without multistart."""
+    return [s for s in (AUTO, *RIVALS) if f"{s}.solved" in record.arrays]
+
+
+def groups(record: Record) -> dict[str, np.ndarray]:
+    """Which problems count in a column of the scoreboard."""
+    names, tags = record.settings["problems"], record.settings["tags"]
+    first = np.arange(len(names)) % 2 == 0
+
+    def tagged(tag: str) -> np.ndarray:
+        return np.array([tag in tags[n] for n in names])
+
+    return {
+        "all": np.ones(len(names), bool),
+        MANY: tagged(MANY),
+        "basins": tagged("basins"),
+        "unique": tagged("unique"),
+        "first half": first,
+        "second half": ~first,
+    }
+
+
+def share(record: Record, solver: str, group: str = "all", key: str = "solved") -> float:
+    """The mean over a group's problems of the runs solved, in per cent; NaN where it is empty."""
+    chosen = groups(record)[group]
+    if not chosen.any():
+        return float("nan")
+    return 100 * float(record[f"{solver}.{key}"][chosen].mean())
+
+
+def claims(record: Record) -> list[Claim]:
+    """What the package promises of its defaults."""
+    rivals = [s for s in solvers(record) if s != AUTO]
+    best = max(share(record, s, MANY, "on_the_way") for s in rivals)
+    starts = record.settings["random starts"]
+
+    def claim(sentence: str, measure: str, value: float, relation: str, bound: float) -> Claim:
+        return Claim(sentence, "this package", measure, value, relation, bound, quoted=False)
+
+    single = "random starts: the mean over the problems of the runs that end solved, in per cent"
+    return [
+        claim(
+            f"multistart from {starts} starts solves nearly every problem.",
+            "problems solved, in per cent",
+            share(record, MULTISTART),
+            ">=",
+            95.0,
+        ),
+        claim(
+            "AutoPDBO solves most problems from any start.", single, share(record, AUTO), ">=", 75.0
+        ),
+        claim(
+            "It does so at little cost.",
+            "the median of the oracle calls spent, over all runs",
+            float(np.median(record[f"{AUTO}.all_calls"])),
+            "<=",
+            5000.0,
+        ),
+        claim(
+            "Where the inner problem has many minima it is far ahead of every other method's "
+            "defaults.",
+            "random starts, problems with many minima: the runs of AutoPDBO that end solved, less "
+            "those of the best rival that are solved at the end or were on the way, in points",
+            share(record, AUTO, MANY) - best,
+            ">=",
+            20.0,
+        ),
+        claim(
+            "It holds on problems that its constants were not chosen on.",
+            f"the second half, {single}",
+            share(record, AUTO, "second half"),
+            ">=",
+            75.0,
+        ),
+        claim(
+            "So does multistart.",
+            "the second half, problems solved, in per cent",
+            share(record, MULTISTART, "second half"),
+            ">=",
+            95.0,
+        ),
+    ]
+
+
+def figures(record: Record) -> list[Figure]:
+    """Performance profiles: the share of runs solved within so many oracle calls."""
+
+    def profile(solver: str, chosen: np.ndarray) -> Curve:
+        calls = record[f"{solver}.calls"][chosen].ravel()
+        at = np.sort(calls[np.isfinite(calls)])
+        x = np.concatenate([[10.0], at, [most]])
+        y = np.concatenate([[0.0], np.arange(1, len(at) + 1), [len(at)]]) / len(calls)
+        return Curve(solver, x, 100 * y, kind="steps")
+
+    found = solvers(record)
+    most = max(float(np.nanmax(record[f"{s}.all_calls"])) for s in found)
+    titles = {"all": "(a) all problems", MANY: "(b) many inner minima", "unique": "(c) one minimum"}
+    panels = [
+        Panel(
+            title,
+            "oracle calls",
+            "per cent of the runs solved",
+            [profile(s, groups(record)[group]) for s in found],
+            x_log=True,
+        )
+        for group, title in titles.items()
+        if groups(record)[group].any()
+    ]
+    caption = (
+        f"Every solver with its defaults on {len(record.settings['problems'])} problems, "
+        f"{record.settings['random starts']} starts each: the runs that are solved, and stay so, "
+        "within so many gradients of f and g and products with their Hessians. The best possible "
+        "curve rises at the far left to the top."
+    )
+    return [Figure("problems", caption, panels)]
+
+
+def tables(record: Record) -> list[Table]:
+    """The scoreboard, and the problems one by one."""
+    names = record.settings["problems"]
+    columns = [g for g, chosen in groups(record).items() if chosen.any()]
+
+    def cell(value: float) -> str:
+        return "" if np.isnan(value) else f"{value:.0f}"
+
+    def middle(values: np.ndarray) -> str:
+        values = values[np.isfinite(values)]
+        return f"{np.median(values):,.0f}" if len(values) else "never"
+
+    board = [
+        [
+            s,
+            *(cell(share(record, s, g)) for g in columns),
+            cell(share(record, s, key="on_the_way")),
+            middle(record[f"{s}.steps"]),
+            middle(record[f"{s}.calls"]),
+            len(record.settings["refused"].get(s, {})),
+        ]
+        for s in solvers(record)
+    ]
+    several = f"{MULTISTART}({record.settings['random starts']})"
+    board.insert(
+        0, [several, *(cell(share(record, MULTISTART, g)) for g in columns), "", "", "", 0]
+    )
+    header = (
+        "solver", *columns, "solved on the way", "median steps", "median oracle calls", "refused",
+    )  # fmt: skip
+    caption = (
+        "Runs solved, in per cent: the mean over the problems of a column; of multistart the "
+        "problems. Steps and oracle calls are those until a run is solved to stay so. A problem is "
+        "refused where a method does not cover its sets, and counts as not solved."
+    )
+    singles = {s: record[f"{s}.solved"].mean(1) for s in solvers(record)}
+    rivals = [s for s in singles if s != AUTO]
+    rows = []
+    for k, name in enumerate(names):
+        rival = max(rivals, key=lambda s, k=k: singles[s][k])
+        best = f"{rival} {100 * singles[rival][k]:.0f}" if singles[rival][k] else "none"
+        rows.append([
+            name, ", ".join(record.settings["tags"][name]), cell(100 * singles[AUTO][k]),
+            middle(record[f"{AUTO}.all_calls"][k]), best,
+            "solved" if record[f"{MULTISTART}.solved"][k] else "not solved",
+            "yes" if record[f"{MULTISTART}.certified"][k] else "no",
+        ])  # fmt: skip
+    by_problem = Table(
+        "The problems: runs solved by AutoPDBO, in per cent, with the median of all its oracle "
+        "calls; the best rival; what multistart found, and whether it is certified.",
+        ("problem", "tags", AUTO, "oracle calls", "best rival", several, "certified"),
+        rows,
+    )
+    return [Table(caption, header, board), by_problem]
