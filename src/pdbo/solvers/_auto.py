@@ -38,13 +38,13 @@ SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
 SLOW = 40  # iterations without a shrink after which polishing is tried before the last slack ...
 EARLY = 1e-3  # ... if the slack is at most this part of the range of g
-POLISH = 300  # polishing steps, at most, while the residual is above ...
+POLISH = 100  # polishing steps, at most, while the residual is above ...
 RESIDUAL = 1e-6  # ... this part of the largest gradient of f
 POLISHABLE = 0.1  # a first residual above it: no single slot explains the solution
 POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a certificate grants
 STALLED = 20  # polishing steps without a lower residual after which it ends
-FOLLOW = 400  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
-FOLLOWED = 1e-3  # ... their gradients leave more than this part of the residual in doubt
+FOLLOW = 150  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
+FOLLOWED = 1e-2  # ... their gradients leave more than this part of the residual in doubt
 
 
 class Cuts(NamedTuple):
