@@ -388,8 +388,8 @@ def _coreset() -> Entry:
         inner_min=lambda x: 0.0,
         start=(np.zeros(4), np.zeros(2)),
         spread=((-3.0, 3.0), (-3.0, 3.0)),
-        reference="after Zhou et al., Probabilistic Bilevel Coreset Selection (2022), the toy "
-        "example",
+        reference="Liu, Ye, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy (2022), the toy "
+        "coreset",
         tags=frozenset({"convex inner", "unique", "free", "not attained"}),
     )
 
@@ -464,11 +464,25 @@ _MAKERS: dict[str, tuple[Callable[..., Entry], bool]] = {
     "penalty-trap": (_penalty_trap, False),
     "coreset": (_coreset, False),
     "desilva": (
-        _tracking("desilva", 2.0, -1.0, 0.5, "De Silva (1978)"),
+        _tracking(
+            "desilva",
+            2.0,
+            -1.0,
+            0.5,
+            "De Silva, Sensitivity Formulas for Nonlinear Factorable Programming (1978), as in the "
+            "collection BOLIB",
+        ),
         False,
     ),
     "falk-liu": (
-        _tracking("falk-liu", 3.0, -2.25, 0.75, "Falk & Liu, On bilevel programming (1995)"),
+        _tracking(
+            "falk-liu",
+            3.0,
+            -2.25,
+            0.75,
+            "Falk & Liu, On bilevel programming, Part I: General nonlinear cases (1995), as in the "
+            "collection BOLIB, which gives -2.1962 for the optimum",
+        ),
         False,
     ),
     "toll-5": (_toll, False),
