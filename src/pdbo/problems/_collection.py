@@ -388,8 +388,8 @@ def _coreset() -> Entry:
         inner_min=lambda x: 0.0,
         start=(np.zeros(4), np.zeros(2)),
         spread=((-3.0, 3.0), (-3.0, 3.0)),
-        reference="Liu, Ye, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy (2022), the toy "
-        "coreset",
+        reference="Liu, Ye, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy (2022), the "
+        "toy coreset",
         tags=frozenset({"convex inner", "unique", "free", "not attained"}),
     )
 
