@@ -183,7 +183,8 @@ def test_scalings_of_a_sparse_classifier_are_never_nan(x32):
     finally:
         sys.path.pop(0)
     for scale, regulariser in scalings(20):
-        p, x, w = jax.tree.map(jnp.asarray, problem(20, 100_000, 2, scale, regulariser))
+        p, *start = problem(20, 100_000, 2, scale, regulariser)
+        x, w = jax.tree.map(jnp.asarray, start)
         state = cases.iterate(p, SOLVER, x, w, 20)
         for leaf in jax.tree.leaves((state.x, state.y, state.f, state.cuts, state.multiplier)):
             assert bool(jnp.isfinite(leaf).all())
