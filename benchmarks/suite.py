@@ -13,6 +13,8 @@ from .peers.process import PeerError, Process
 from .workloads import Judge, Workload
 
 ENOUGH = 10**7  # iterations
+PATIENCE = 180.0  # seconds for an answer
+LONG = 10.0  # seconds beyond which a run is not repeated
 
 
 @dataclasses.dataclass
@@ -71,64 +73,95 @@ class Bench:
             return float(self.judge(point["x"], point["y"]))
 
     def search(self, process: Process, settings: dict[str, Any]) -> Found:
-        """Iterate with looks in between until the target is reached or the time is over."""
+        """Iterate with looks in between until the target is reached or the time is over.
+
+        It counts as reached where it still is at the next look: a run that passes by has not
+        solved the problem.
+        """
         limit = self.workload.budget
         process.ask("start", job=self.job(settings))
-        process.ask("advance", steps=1)  # compiles, so that the clock below does not see it
+        process.ask("advance", steps=1, within=PATIENCE)  # compiles; the clock below does not see
         process.ask("start", job=self.job(settings))
-        taken, seconds, left = 0, 0.0, math.inf
-        while seconds < limit and taken < ENOUGH:
-            more = max(1, math.ceil(taken * (self.workload.ratio - 1)))
+        fixed = self.workload.fixed
+        taken, seconds, first = 0, 0.0, None
+        while True:
+            more = fixed or max(1, math.ceil(taken * (self.workload.ratio - 1)))
             if taken:  # no more than the time allows
                 more = min(more, max(1, math.ceil((limit - seconds) * taken / seconds)))
-            seconds += process.ask("advance", steps=more, within=60 + 5 * limit)["seconds"]
+            seconds += process.ask("advance", steps=more, within=PATIENCE + 5 * limit)["seconds"]
             taken += more
             left = self.look(process)
-            if left <= 1 or not math.isfinite(left):
-                break
-        return Found(settings, taken, seconds, left)
+            done = process.ask("finished")["finished"] or fixed
+            if left > 1:
+                first = None
+            elif first is None and not done:
+                first = Found(settings, taken, seconds, left)
+                continue
+            else:
+                return first or Found(settings, taken, seconds, left)
+            if seconds >= limit or taken >= ENOUGH or done or not math.isfinite(left):
+                return Found(settings, taken, seconds, left)
 
     def best(self, peer: str, settings: list[dict[str, Any]]) -> Found:
         """The best setting; an error only where every one fails."""
         found: list[Found] = []
-        errors: list[PeerError] = []
+        process, error = None, None
         for one in settings:
             try:
-                with self.process(peer) as process:
-                    found.append(self.search(process, one))
-            except PeerError as error:
-                errors.append(error)
+                process = process or self.process(peer)
+                found.append(self.search(process, one))
+            except PeerError as raised:  # the next setting gets a fresh process
+                error = raised
+                if process:
+                    process.close()
+                process = None
+        if process:
+            process.close()
         if not found:
-            raise errors[-1]
+            raise error or PeerError("nothing to try")
         return min(found, key=lambda f: f.rank)
 
     def measure(self, peer: str, found: Found) -> dict[str, Any]:
         """The clock on a known number of iterations, in a fresh process, first cold, then warm."""
         job, steps = self.job(found.settings), found.steps
-        within = 60 + 5 * self.workload.budget
+        long = found.seconds > LONG  # then the search's clock is as good, and the run not repeated
         with self.process(peer) as process:
             before = process.ask("reset_peak")["bytes"]
-            cold = self._once(process, job, steps, within)
+            cold = self._once(process, job, 1 if long else steps)
             peak = process.ask("peak")["bytes"]
-            warm = [self._once(process, job, steps, within) for _ in range(self.workload.repeats)]
+            repeats = 0 if long else self.workload.repeats
+            warm = [self._once(process, job, steps) for _ in range(repeats)] or [found.seconds]
+            each = found.seconds / steps if long else self._each(process, job)
             process.ask("start", job=self.job(found.settings, count=True))
-            process.ask("advance", steps=1, within=within)
+            process.ask("advance", steps=1, within=PATIENCE)
             calls = process.ask("calls")["calls"]
+        seconds = statistics.median(warm)
+        first = cold + seconds - seconds / steps if long else cold
         return {
             "settings": found.settings,
             "reached": found.reached,
             "left": found.left if math.isfinite(found.left) else None,
             "iterations": steps,
-            "seconds": statistics.median(warm),
-            "microseconds_per_iteration": 1e6 * statistics.median(warm) / steps,
-            "first_call_seconds": cold,
+            "seconds": seconds,
+            "microseconds_per_iteration": 1e6 * each,
+            "first_call_seconds": first,
             "startup_seconds": process.startup,
-            "total_seconds": process.startup + cold,
+            "total_seconds": process.startup + first,
             "peak_bytes": peak - before,
-            "calls_per_iteration": calls,
+            "calls_in_one_iteration": calls,
         }
 
+    def _each(self, process: Process, job: dict[str, Any]) -> float:
+        """Seconds per iteration in a run long enough for the clock."""
+        process.ask("start", job=job, within=PATIENCE)
+        steps, seconds = 1, 0.0
+        while True:
+            seconds = process.ask("advance", steps=steps, within=PATIENCE)["seconds"]
+            if seconds >= 0.2 or steps >= ENOUGH or process.ask("finished")["finished"]:
+                return seconds / steps
+            steps *= 4
+
     @staticmethod
-    def _once(process: Process, job: dict[str, Any], steps: int, within: float) -> float:
-        begun = process.ask("start", job=job, within=within)["seconds"]
-        return begun + process.ask("advance", steps=steps, within=within)["seconds"]
+    def _once(process: Process, job: dict[str, Any], steps: int) -> float:
+        begun = process.ask("start", job=job, within=PATIENCE)["seconds"]
+        return begun + process.ask("advance", steps=steps, within=PATIENCE)["seconds"]

@@ -28,6 +28,7 @@ class Workload:
     budget: float = 8.0  # seconds a setting may take to reach the target
     ratio: float = 1.25  # between two looks at a run
     repeats: int = 5
+    fixed: int = 0  # iterations to take, where no accuracy is asked for
 
 
 def counter_example(n: int, x: float, y: float) -> Arrays:
@@ -241,6 +242,15 @@ WORKLOADS = {
             lambda: counter_example(1, 2.0, 0.5),
             near_ones(3e-3),
             budget=4.0,
+        ),
+        Workload(
+            "toy-500",
+            "toy problem, 500 iterations of five inner steps",
+            "counter-example",
+            "500 iterations",
+            lambda: counter_example(1, 2.0, 0.5),
+            lambda data: lambda x, y: 0.0,
+            fixed=500,
         ),
         *(
             Workload(

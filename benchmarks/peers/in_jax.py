@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .worker import once
+
 Function = Callable[[Any, Any, Any], Any]
 
 
@@ -19,6 +21,7 @@ def functions(family: str) -> tuple[Function, Function]:
     }[family]
 
 
+@once
 def arrays(data: dict[str, np.ndarray], sparse: Callable[..., Any]) -> dict[str, Any]:
     """The data the functions need; `sparse(values, rows, columns, shape)` makes a matrix."""
     found = {name: jnp.asarray(data[name]) for name in ("A", "b", "A_val", "b_val") if name in data}

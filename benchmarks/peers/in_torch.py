@@ -6,9 +6,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from .worker import once
+
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+@once
 def functions(family: str, data: dict[str, np.ndarray]) -> tuple[Function, Function]:
     """The outer and the inner function, both of (x, y)."""
     if family == "counter-example":

@@ -1,5 +1,7 @@
 """pdbo: a solver's steps in one compiled loop, or `pdbo.solve` with all that it checks."""
 
+import functools
+import json
 from typing import Any
 
 import equinox as eqx
@@ -10,7 +12,7 @@ import numpy as np
 import pdbo
 
 from . import in_jax
-from .worker import serve
+from .worker import once, serve
 
 
 def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
@@ -37,15 +39,26 @@ def go(constant: tuple[pdbo.Problem, Any], state: Any, steps: Any, batched: bool
     return jax.lax.fori_loop(0, steps, lambda _, state: step(state), state)
 
 
+@functools.cache
+def solver_of(settings: str) -> Any:
+    """The solver that the settings name."""
+    named = json.loads(settings)
+    return getattr(pdbo, named["solver"])(**named.get("options", {}))
+
+
+@once
+def problem_of(family: str, data: dict[str, np.ndarray]) -> pdbo.Problem:
+    """The workload as a problem."""
+    return pdbo.Problem(*in_jax.functions(family), data=in_jax.arrays(data, matrix))
+
+
 class Steps:
     """`init`, then `step` over and over in one compiled loop, as a user's own loop would."""
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
-        f, g = in_jax.functions(job["family"])
-        self.problem = pdbo.Problem(f, g, data=in_jax.arrays(data, matrix))
-        options = dict(job["settings"])
-        self.solver = getattr(pdbo, options.pop("solver"))(**options.pop("options", {}))
-        self.batched = options.pop("batched", False)
+        self.problem = problem_of(job["family"], data)
+        self.solver = solver_of(json.dumps(job["settings"]))
+        self.batched = job["settings"].get("batched", False)
         x, y = jnp.asarray(data["x0"]), jnp.asarray(data["y0"])
         self.state = begin(self.problem, self.solver, x, y, self.batched)
 
@@ -67,34 +80,27 @@ class Steps:
 
 
 class Solve:
-    """`pdbo.solve` with its certificates; the run ends as soon as its own test says so."""
+    """`pdbo.solve` to its own end, certificate and all; one iteration is the whole of it."""
+
+    finished = True
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
-        f, g = in_jax.functions(job["family"])
-        self.problem = pdbo.Problem(f, g, data=in_jax.arrays(data, matrix))
-        options = dict(job["settings"])
-        name = options.pop("solver", None)
-        self.solver = getattr(pdbo, name)(**options.pop("options", {})) if name else None
-        self.options = options.pop("solve")
+        self.problem = problem_of(job["family"], data)
+        self.options = job["settings"]["solve"]
         self.start = jnp.asarray(data["x0"]), jnp.asarray(data["y0"])
-        self.solution: Any = None
 
     def advance(self, steps: int) -> None:
-        """At most so many steps, from the start or from where the last call ended."""
-        if self.solution is None:
-            where = dict(zip(("x0", "y0", "solver"), (*self.start, self.solver), strict=True))
-        else:
-            where = {"state": self.solution.state}
-        self.solution = pdbo.solve(self.problem, **where, steps=steps, **self.options)
+        """The whole solve."""
+        self.solution = pdbo.solve(self.problem, *self.start, **self.options)
 
     def point(self) -> tuple[np.ndarray, np.ndarray]:
         """x and y."""
         return np.asarray(self.solution.x), np.asarray(self.solution.y)
 
     def calls(self) -> dict[str, int]:
-        """Gradients of f and g and second-order products."""
-        last = {name: self.solution.history[name][-1] for name in ("f_calls", "g_calls")}
-        return {"f": int(last["f_calls"]), "g": int(last["g_calls"])}
+        """Gradients of f and g of the whole solve."""
+        history = self.solution.history
+        return {name: int(history[f"{name}_calls"][-1]) for name in ("f", "g")}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,21 @@ class Run(Protocol):
         """The current x and y."""
 
 
+def once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays called once a process: what comes of the data is kept, not made again.
+
+    A process has the data of one workload.
+    """
+    kept: dict[str, Any] = {}
+
+    def prepared(*arguments: Any) -> Any:
+        if "it" not in kept:
+            kept["it"] = make(*arguments)
+        return kept["it"]
+
+    return prepared
+
+
 class Counted:
     """A function that counts how often it is evaluated."""
 
@@ -83,6 +98,10 @@ class _Session:
         x, y = (np.asarray(part, np.float64) for part in self.run.point())
         np.savez(file, x=x, y=y)
         return {"finite": bool(np.isfinite(x).all() and np.isfinite(y).all())}
+
+    def finished(self) -> dict[str, Any]:
+        """Whether the run ended by itself and further iterations are none."""
+        return {"finished": bool(getattr(self.run, "finished", False))}
 
     def calls(self) -> dict[str, Any]:
         """Evaluations of f and g since the start, where the run counts them."""
