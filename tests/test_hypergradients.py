@@ -433,3 +433,20 @@ def test_output_is_where_the_hypergradient_was_computed():
 def test_bad_lengths(build, name):
     with pytest.raises(pdbo.ProblemError, match=name):
         build()
+
+
+def test_adam_follows_its_formula():
+    """x from the recorded hypergradients by Adam's recursion, written out here."""
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((y - 1) ** 2), lambda x, y: 0.5 * jnp.sum(jnp.exp(x) * y**2 - 2 * y)
+    )
+    solver = AIDConjugateGradient(0.1, 0.2, 3, 3, adam=True)
+    state = solver.init(problem, jnp.array([0.5, -1.0]), jnp.zeros(2), jax.random.key(0))
+    x, m, v = np.array([0.5, -1.0]), np.zeros(2), np.zeros(2)
+    for t in range(1, 30):
+        d = np.asarray(state.hypergradient)
+        state = solver.step(problem, state)
+        if t > 1:  # the first step has no hypergradient yet
+            m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d**2
+            x = x - 0.1 * (m / (1 - 0.9 ** (t - 1))) / (np.sqrt(v / (1 - 0.999 ** (t - 1))) + 1e-8)
+        np.testing.assert_allclose(state.x, x, rtol=1e-10)

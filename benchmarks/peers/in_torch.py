@@ -20,16 +20,17 @@ def functions(family: str, data: dict[str, np.ndarray]) -> tuple[Function, Funct
         tensors = {name: torch.from_numpy(data[name]) for name in ("A", "b", "A_val", "b_val")}
         return (
             lambda x, y: 0.5 * torch.mean((tensors["A_val"] @ y - tensors["b_val"]) ** 2),
-            lambda x, y: 0.5 * torch.mean((tensors["A"] @ y - tensors["b"]) ** 2)
-            + 2 * torch.sum(torch.sigmoid(x) * y**2),
+            lambda x, y: (
+                0.5 * torch.mean((tensors["A"] @ y - tensors["b"]) ** 2)
+                + 2 * torch.sum(torch.sigmoid(x) * y**2)
+            ),
         )
     if family == "logistic":
         train, validation = _design(data, "A"), _design(data, "A_val")
         labels, held = torch.from_numpy(data["b"]), torch.from_numpy(data["b_val"])
         return (
             lambda x, y: F.cross_entropy(validation @ y, held),
-            lambda x, y: F.cross_entropy(train @ y, labels)
-            + 0.5 * torch.mean(torch.exp(x) * y**2),
+            lambda x, y: F.cross_entropy(train @ y, labels) + 0.5 * torch.mean(torch.exp(x) * y**2),
         )
     raise ValueError(f"no functions for {family!r}")
 

@@ -78,6 +78,7 @@ class AIDFixedPoint(ImplicitSolver):
         warm_start: whether the inner steps start at the last y (the default, as in the authors'
             code) or always at y0.
         warm_linear: whether the linear steps start at the last v or (the default) at zero.
+        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set Free, Box, NonNegative and their products: a coordinate that
     ends on a bound is held fixed there, which is right wherever the inner gradient pushes it
@@ -127,6 +128,7 @@ class AIDConjugateGradient(ImplicitSolver):
         warm_start: whether the inner steps start at the last y (the default, as in the authors'
             code) or always at y0.
         warm_linear: whether the linear solve starts at the last v or (the default) at zero.
+        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set Free, Box, NonNegative and their products: a coordinate that
     ends on a bound is held fixed there, which is right wherever the inner gradient pushes it

@@ -35,6 +35,7 @@ class BigSAM(HypergradientSolver):
         averaging: a, between 0 (which is ITD) and 1.
         warm_start: whether the inner steps start at the last y or always at y0. From y0 the pull
             of f ends after N steps and on a line of inner minima y stops short.
+        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
     Affine and their products, whose projections are piecewise linear and differentiated as they

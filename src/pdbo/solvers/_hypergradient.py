@@ -1,7 +1,7 @@
 """What the hypergradient methods share: inner steps, a hypergradient, a projected outer step."""
 
 import abc
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,11 +17,19 @@ from ._base import Calls, Point, Solver
 from ._descent import descend, inner_slope
 
 
+class Moments(NamedTuple):
+    """Adam's decaying means of the hypergradients and of their squares."""
+
+    mean: PyTree
+    square: PyTree
+
+
 class HypergradientState(eqx.Module):
     """x, the inner solution y found there and the hypergradient computed at the two.
 
     `start` is where every inner solve starts, None where it starts at the last y; `linear` is the
-    last solution of the linear system, None where it is not kept.
+    last solution of the linear system, None where it is not kept; `moments` are Adam's, None
+    where the outer step is plain.
     """
 
     t: Array
@@ -30,6 +38,7 @@ class HypergradientState(eqx.Module):
     hypergradient: PyTree
     start: PyTree | None
     linear: PyTree | None
+    moments: Moments | None = None
 
 
 class HypergradientSolver(Solver):
@@ -46,6 +55,8 @@ class HypergradientSolver(Solver):
         inner_step: the step of the inner projected gradient.
         inner_steps: N.
         warm_start: whether an inner solve starts at the last y rather than always at y0.
+        adam: whether every entry of x moves by about $\beta$, whatever the size of its derivative,
+            which suits many hyperparameters of unlike effect (Kingma & Ba, Adam, 2015).
     """
 
     covers: ClassVar[tuple[type[Set], ...]]
@@ -54,6 +65,7 @@ class HypergradientSolver(Solver):
     inner_step: Array = eqx.field(converter=number, default=0.5)
     inner_steps: int = eqx.field(static=True, default=5)
     warm_start: bool = eqx.field(static=True, default=True, kw_only=True)
+    adam: bool = eqx.field(static=True, default=False, kw_only=True)
 
     def __check_init__(self):
         whole_number("inner_steps", self.inner_steps)
@@ -88,15 +100,17 @@ class HypergradientSolver(Solver):
             hypergradient=trees.zeros_like(x),
             start=None if self.warm_start else y,
             linear=self.linear0(y),
+            moments=Moments(trees.zeros_like(x), trees.zeros_like(x)) if self.adam else None,
         )
 
     def step(self, problem: Problem, state: HypergradientState) -> HypergradientState:
         """One iteration: outer step, inner steps, hypergradient."""
-        x = trees.axpy(-self.outer_step, state.hypergradient, state.x)
+        direction, moments = _direction(state)
+        x = trees.axpy(-self.outer_step, direction, state.x)
         x = problem.x_set.project(x)
         start = state.y if state.start is None else state.start
         hypergradient, y, linear = self.hypergradient(problem, x, start, state.linear)
-        return HypergradientState(state.t + 1, x, y, hypergradient, state.start, linear)
+        return HypergradientState(state.t + 1, x, y, hypergradient, state.start, linear, moments)
 
     def output(self, state: HypergradientState) -> Point:
         """x and the inner solution that its hypergradient was computed with."""
@@ -105,6 +119,22 @@ class HypergradientSolver(Solver):
     @abc.abstractmethod
     def calls(self, state: HypergradientState) -> Calls:
         """The oracle calls made since `init`."""
+
+
+def _direction(state: HypergradientState) -> tuple[PyTree, Moments | None]:
+    """The hypergradient, or what Adam makes of it and of those before."""
+    d, moments = state.hypergradient, state.moments
+    if moments is None:
+        return d, None
+    mean = trees.axpy(0.1, trees.sub(d, moments.mean), moments.mean)
+    square = jax.tree.map(lambda s, g: s + 0.001 * (g**2 - s), moments.square, d)
+    seen = jnp.maximum(state.t, 1).astype(trees.dtype(d))  # hypergradients so far
+
+    def scaled(m: Array, s: Array) -> Array:
+        size = jnp.sqrt(s / (1 - 0.999**seen))
+        return m / (1 - 0.9**seen) / (size + 1e-8)
+
+    return jax.tree.map(scaled, mean, square), Moments(mean, square)
 
 
 def _factors(constraint: Set) -> list[Set]:

@@ -31,6 +31,7 @@ class ITD(HypergradientSolver):
         truncate: K, how many of the last inner steps are differentiated; None is all of them.
         warm_start: whether the inner steps start at the last y (the default, as in the authors'
             later code) or always at y0.
+        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
     Affine and their products, whose projections are piecewise linear and differentiated as they

@@ -1,0 +1,304 @@
+"""The page of the benchmark, docs/benchmarks.md, and its pictures, from the record alone."""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+OURS = "pdbo"
+HEAD = """\
+# Benchmarks
+
+`python -m benchmarks` measured everything on this page and wrote it. Each library runs in a
+virtual environment of its own, in a process of its own, on the same data from the same start,
+pinned to the same number of cores. Several settings are tried per library and the best counts; the
+suite looks at the iterates from outside, in double precision, and stops the clock at the first look
+at which the target is reached, if it still is at the next. Then that many iterations are timed anew
+in a fresh process: once cold, and repeatedly warm, of which the median is reported.
+
+A ratio is the library's figure over pdbo's: above 1, pdbo is ahead.
+"""
+TERMS = """\
+**time** to the target, warm; **first call**: the same in a fresh process, compilation included;
+**total**: with the start of the process and all imports; **memory**: how far the resident memory
+rose above what it was before the first call; **calls**: evaluations of f and g in one iteration
+(of pdbo their gradients, and with p second-order products).
+"""
+
+
+def write(record: dict[str, Any], folder: pathlib.Path) -> list[str]:
+    """The page and its pictures in a folder; the paths written."""
+    pictures = _pictures(record, folder)
+    path = folder / "benchmarks.md"
+    path.write_text(text(record, [p.name for p in pictures]))
+    return [str(p) for p in (path, *pictures)]
+
+
+def text(record: dict[str, Any], pictures: list[str]) -> str:
+    """The page in Markdown."""
+    workloads = record["results"]["workloads"]
+    parts = [HEAD, _machine(record), "## Time to target accuracy\n", _summary(workloads)]
+    parts += [f"![{name}]({name})\n" for name in pictures[:1]]
+    parts += ["## Where pdbo is behind\n", _behind(workloads), "## Each workload\n", TERMS]
+    parts += [_detail(workload) for workload in workloads.values()]
+    parts += ["## How the cost grows\n", _growth(record["results"]["scaling"])]
+    parts += [f"![{name}]({name})\n" for name in pictures[1:]]
+    parts += ["## Versions and settings\n", _versions(record), _settings(workloads)]
+    return "\n".join(parts)
+
+
+def _machine(record: dict[str, Any]) -> str:
+    v = record["versions"]
+    return (
+        f"Machine: {record['platform']}, {record.get('processor', record['device'])}; "
+        f"{record['settings']['threads']} core(s) for each library. pdbo {v['pdbo']}, JAX "
+        f"{v['jax']}, Python {record['python']}, single precision.\n"
+    )
+
+
+def _names(workloads: dict[str, Any]) -> list[str]:
+    names = [name for w in workloads.values() for name in w["entries"]]
+    return [n for n in dict.fromkeys(names) if n != OURS]
+
+
+def ratio(theirs: dict[str, Any], ours: dict[str, Any], key: str) -> float | None:
+    """Theirs over ours; None where either has no figure, or a target was not reached."""
+    if not theirs or not ours or "error" in theirs or "error" in ours:
+        return None
+    timed = key in ("seconds", "total_seconds")
+    if timed and not (theirs["reached"] and ours["reached"]):
+        return None
+    return theirs[key] / ours[key] if ours[key] > 0 else None
+
+
+def _summary(workloads: dict[str, Any]) -> str:
+    names = _names(workloads)
+    rows = [["workload", OURS, *names]]
+    for w in workloads.values():
+        ours = w["entries"].get(OURS, {})
+        cells = [_told(ours, ours, "seconds")]
+        for name in names:
+            theirs = w["entries"].get(name)
+            cells.append("–" if theirs is None else _told(theirs, ours, "seconds"))
+        rows.append([w["title"], *cells])
+    note = "\n“never”: not within the time of the search, or not finite. –: no method for it.\n"
+    median = _median(workloads)
+    if median is not None:
+        note += (
+            f"\nOver the workloads, the median lead over the fastest peer that reaches the target "
+            f"is {_times(median)}.\n"
+        )
+    return _table(rows) + note
+
+
+def _median(workloads: dict[str, Any]) -> float | None:
+    """The median over workloads of the lead over the fastest peer that arrives."""
+    leads = []
+    for w in workloads.values():
+        ours = w["entries"].get(OURS, {})
+        others = [ratio(e, ours, "seconds") for n, e in w["entries"].items() if OURS not in n]
+        reached = [r for r in others if r is not None]
+        if reached:
+            leads.append(min(reached))
+    return sorted(leads)[len(leads) // 2] if leads else None
+
+
+def _told(entry: dict[str, Any], ours: dict[str, Any], key: str) -> str:
+    if not entry:
+        return "–"
+    if "error" in entry:
+        return "error"
+    if not entry["reached"]:
+        return "never"
+    value = _seconds(entry[key])
+    against = ratio(entry, ours, key)
+    return value if entry is ours or against is None else f"{_times(against)} ({value})"
+
+
+def _behind(workloads: dict[str, Any]) -> str:
+    """Every figure of a peer that is better than pdbo's, whatever it is."""
+    keys = {
+        "seconds": "time to target",
+        "total_seconds": "total with start-up and compilation",
+        "microseconds_per_iteration": "time per iteration",
+        "peak_bytes": "memory",
+    }
+    lines = []
+    for w in workloads.values():
+        ours = w["entries"].get(OURS, {})
+        if ours and not ours.get("reached"):
+            lines.append(f"- {w['title']}: pdbo does not reach the target.")
+        for name, theirs in w["entries"].items():
+            if OURS in name:
+                continue
+            worse = [
+                f"{what} {_times(r)}"
+                for key, what in keys.items()
+                if (r := ratio(theirs, ours, key)) is not None and r < 1
+            ]
+            if worse:
+                same = "" if theirs["reached"] else " (which does not reach the target)"
+                lines.append(f"- {w['title']}: {name}{same}: {', '.join(worse)}.")
+    return "\n".join(lines or ["Nowhere."]) + "\n"
+
+
+def _detail(workload: dict[str, Any]) -> str:
+    head = f"### {workload['title'][0].upper()}{workload['title'][1:]}\n\nTarget: "
+    head += f"{workload['target']}.\n"
+    if "error" in workload:
+        return f"{head}\nNot measured: {workload['error']}\n"
+    ours = workload["entries"].get(OURS, {})
+    rows = [["", "reached", "iterations", "µs each", "time", "first call", "total", "memory",
+             "calls f, g"]]  # fmt: skip
+    for name, e in workload["entries"].items():
+        if "error" in e:
+            rows.append([name, f"error: {e['error']}", *[""] * 7])
+            continue
+        calls = e["calls_in_one_iteration"]
+        each = "–"
+        if calls:
+            each = f"{calls['f']:,}, {calls['g']:,}"
+            each += f", {calls['products']:,} p" if calls.get("products") else ""
+        yes = "yes" if e["reached"] else "never"
+        whole = "solve" in e["settings"]
+        rows.append([
+            name,
+            yes,
+            "its own" if whole else f"{e['iterations']:,}",
+            "–" if whole else _with(e, ours, "microseconds_per_iteration", _number),
+            _with(e, ours, "seconds", _seconds) if e["reached"] else "–",
+            _seconds(e["first_call_seconds"]) if e["reached"] else "–",
+            _with(e, ours, "total_seconds", _seconds) if e["reached"] else "–",
+            _with(e, ours, "peak_bytes", lambda b: f"{b / 1e6:.0f} MB"),
+            each,
+        ])  # fmt: skip
+    return f"{head}\n{_table(rows)}"
+
+
+def _with(entry: dict[str, Any], ours: dict[str, Any], key: str, form: Any) -> str:
+    against = ratio(entry, ours, key)
+    value = form(entry[key])
+    return value if entry is ours or against is None else f"{value} ({_times(against)})"
+
+
+def _growth(growth: dict[str, Any]) -> str:
+    parts = []
+    for what in ("dimension", "non-zeros"):
+        g = growth[what]
+        rows = [
+            [g["against"], *(f"{n:,}" for n in g["sizes"])],
+            ["µs per iteration", *(_number(v) for v in g["microseconds_per_iteration"])],
+        ]
+        decades = math.log10(g["sizes"][-1] / g["sizes"][0])
+        parts.append(
+            f"{_table(rows)}\nFitted exponent over {decades:.0f} decades: {g['exponent']:.2f}.\n"
+        )
+    m = growth["memory"]
+    rows = [[f"memory of an iteration, n = {m['n']:,}, N =", *(f"{n:,}" for n in m["inner_steps"])]]
+    for name, values in m["bytes"].items():
+        if isinstance(values, dict):
+            rows.append([name, f"error: {values['error']}", *[""] * (len(m["inner_steps"]) - 1)])
+        else:
+            rows.append([name, *(f"{b / 1e6:.0f} MB" for b in values)])
+    return "\n".join([*parts, _table(rows)])
+
+
+def _versions(record: dict[str, Any]) -> str:
+    kept = ("torch", "torchopt", "higher", "betty-ml", "boat-torch", "jax", "jaxlib", "jaxopt",
+            "optax", "numpy", "scipy", "scikit-learn", "optuna")  # fmt: skip
+    rows = [["peer", "installed"]]
+    for name, peer in record["results"]["peers"].items():
+        if "error" in peer:
+            rows.append([name, f"error: {peer['error']}"])
+        else:
+            found = peer["versions"]
+            rows.append([name, ", ".join(f"{k} {found[k]}" for k in kept if k in found)])
+    return _table(rows) if len(rows) > 1 else ""
+
+
+def _settings(workloads: dict[str, Any]) -> str:
+    rows = [["workload", "library", "the setting that counts"]]
+    for w in workloads.values():
+        for name, e in w["entries"].items():
+            if "settings" in e:
+                rows.append([w["title"], name, f"`{json.dumps(e['settings'])}`"])
+    return _table(rows)
+
+
+def _table(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= size or unit == "µs":
+            return f"{_number(value / size)} {unit}"
+    raise AssertionError
+
+
+def _times(value: float) -> str:
+    return f"{value:,.0f}×" if value >= 10 else f"{value:.2g}×"
+
+
+def _pictures(record: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path]:
+    """Time to target relative to pdbo, and cost against size."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from pdbo.report._draw import _RC
+    from pdbo.report._style import COLORS
+
+    workloads = record["results"]["workloads"]
+    names, paths = _names(workloads), []
+    marks = "osD^vP*X"
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(7.2, 0.42 * len(workloads) + 1.6), layout="constrained")
+        ax = figure.subplots()
+        rows = list(workloads.values())[::-1]
+        for index, name in enumerate(names):
+            points = []
+            for row, w in enumerate(rows):
+                r = ratio(w["entries"].get(name, {}), w["entries"].get(OURS, {}), "seconds")
+                points += [] if r is None else [(r, row)]
+            if points:
+                ax.plot(*zip(*points, strict=True), marks[index % 8], label=name,
+                        color=COLORS[(0, 2, 3, 4, 5, 6, 8, 9)[index % 8]])  # fmt: skip
+        ax.axvline(1, color="#222222", linewidth=1)
+        ax.set_xscale("log")
+        ax.set_yticks(range(len(rows)), [w["title"].split(",")[0] if len(w["title"]) > 44
+                                         else w["title"] for w in rows])  # fmt: skip
+        ax.set_ylim(-0.6, len(rows) - 0.4)
+        ax.set_xlabel("time to target over pdbo's; not shown: never reached")
+        if ax.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        paths.append(_save(figure, folder / "benchmarks-time.png"))
+
+        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        cost, held = figure.subplots(1, 2)
+        growth = record["results"]["scaling"]
+        for what, color, mark in (("dimension", COLORS[0], "o"), ("non-zeros", COLORS[3], "s")):
+            g = growth[what]
+            cost.loglog(g["sizes"], g["microseconds_per_iteration"], mark + "-", color=color,
+                        label=f"{g['against']}, exponent {g['exponent']:.2f}")  # fmt: skip
+        cost.set(xlabel="n, non-zeros", ylabel="µs per iteration", title="cost of an iteration")
+        cost.legend(frameon=False)
+        m = growth["memory"]
+        for index, (name, values) in enumerate(m["bytes"].items()):
+            if isinstance(values, list):
+                held.loglog(m["inner_steps"], [max(v, 1e4) / 1e6 for v in values],
+                            marks[index % 8] + "-", label=name,
+                            color=COLORS[(0, 2, 3, 4, 5, 6, 8, 9)[index % 8]])  # fmt: skip
+        held.set(xlabel="inner steps N", ylabel="MB", title=f"memory, n = {m['n']:,}")
+        held.legend(frameon=False)
+        paths.append(_save(figure, folder / "benchmarks-growth.png"))
+    return paths
+
+
+def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
+    figure.savefig(path, dpi=160)
+    return path
