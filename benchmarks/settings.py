@@ -4,7 +4,7 @@ Inner and outer steps are of the same sizes for all. A list is longer where a li
 methods that fit: implicit and unrolled gradients, plain and Adam outer steps.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 Settings = dict[str, Any]
 
@@ -20,12 +20,20 @@ ENTRIES = {  # what is listed -> the file in benchmarks/peers that runs it
     "scikit-learn": "sklearn",
 }
 
-# inner step, step of plain outer descent, step of Adam
+
+class Steps(NamedTuple):
+    """Sizes and numbers of steps: inner, outer with their kind, and pairs of inner and linear."""
+
+    inner: float
+    outer: list[tuple[str, float]]
+    counts: list[tuple[int, int]]
+
+
 STEPS = {
-    "ridge": (0.3, 100.0, 0.3),
-    "one-penalty": (1.0, 10.0, 0.3),
-    "digits": (1.0, 1000.0, 0.2),
-    "newsgroups": (30.0, 0.0, 0.3),
+    "ridge": Steps(0.3, [("sgd", 100.0), ("adam", 0.3), ("adam", 1.0)], [(2, 2), (5, 5)]),
+    "one-penalty": Steps(3.0, [("sgd", 20.0), ("adam", 0.1)], [(5, 5), (20, 5)]),
+    "digits": Steps(1.0, [("sgd", 1000.0), ("adam", 0.05), ("adam", 0.1)], [(2, 2), (5, 5)]),
+    "newsgroups": Steps(30.0, [("adam", 0.5)], [(5, 5)]),
 }
 
 
@@ -77,29 +85,19 @@ def _many_minima(entry: str, workload: str) -> list[Settings]:
 
 def _hypergradients(entry: str, workload: str) -> list[Settings]:
     """Penalties: hypergradient methods, with plain outer steps and with Adam."""
-    inner_step, plain, adam = STEPS[workload]
-    large = workload == "newsgroups"  # plain steps of any size diverge or crawl there
+    steps = STEPS[workload]
     bases = [
-        {"inner_step": inner_step, "inner_steps": n, "outer": kind, "outer_step": step}
-        for kind, step in (("sgd", plain), ("adam", adam))[large:]
-        for n in ((5,) if large else (2, 5))
-    ]
-
-    def implicit(base: Settings, mode: str) -> Settings:
-        return base | {"mode": mode, "linear_steps": base["inner_steps"]}
-
+        {"inner_step": steps.inner, "inner_steps": n, "linear_steps": k, "outer": kind,
+         "outer_step": size}
+        for kind, size in steps.outer
+        for n, k in steps.counts
+    ]  # fmt: skip
     if entry == "pdbo":
         return [
             {
                 "solver": "AIDConjugateGradient",
-                "options": {
-                    "inner_step": inner_step,
-                    "inner_steps": base["inner_steps"],
-                    "linear_steps": base["inner_steps"],
-                    "outer_step": base["outer_step"],
-                    "adam": base["outer"] == "adam",
-                    "warm_linear": warm,
-                },
+                "options": {name: base[name] for name in base if name != "outer"}
+                | {"adam": base["outer"] == "adam", "warm_linear": warm},
             }
             for base in bases
             for warm in (False, True)
@@ -108,15 +106,15 @@ def _hypergradients(entry: str, workload: str) -> list[Settings]:
         if workload == "ridge":
             return []
         return [{"mode": mode, "max_iter": 200} for mode in ("cv", "optuna")]
+    last = bases[-1]
     return {
-        "jaxopt": [implicit(b, "implicit") for b in bases]
-        + [implicit(bases[-1], "unrolled")],
-        "torchopt": [implicit(b, "implicit") for b in bases] + [bases[-1] | {"mode": "explicit"}],
+        "jaxopt": [b | {"mode": "implicit"} for b in bases] + [last | {"mode": "unrolled"}],
+        "torchopt": [b | {"mode": "implicit"} for b in bases] + [last | {"mode": "explicit"}],
         "higher": bases,
-        "betty": [implicit(b, "neumann") for b in bases],
+        "betty": [b | {"mode": "neumann"} for b in bases],
         "boat": [
-            base | {"mapping": ["NGD"], "approximation": [how], "linear_steps": base["inner_steps"]}
+            base | {"mapping": ["NGD"], "approximation": [how]}
             for base in bases
             for how in ("RAD", "CG")
         ],
-    }[entry]  # fmt: skip
+    }[entry]

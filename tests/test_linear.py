@@ -12,7 +12,7 @@ from jax import lax
 
 import pdbo
 from pdbo import _slices, linear
-from pdbo.linear import SparseMatrix, cross_entropy
+from pdbo.linear import DenseMatrix, SparseMatrix, cross_entropy
 
 ROWS, COLUMNS, CLASSES = 30, 50, 4
 
@@ -241,3 +241,30 @@ def test_bad_input_is_one_sentence(call, message):
     with pytest.raises(pdbo.ProblemError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_dense_matrix_is_the_array_in_every_derivative():
+    X = np.random.default_rng(1).standard_normal((ROWS, COLUMNS))
+    kept, plain = DenseMatrix.from_array(X), jnp.asarray(X)
+    assert (kept.shape, kept.dtype) == (plain.shape, plain.dtype)
+    w, v = W["weights"], W["weights"][:, 0]
+    near(kept @ w, X @ np.asarray(w))
+    near(kept @ v, X @ np.asarray(v))
+    direction = jax.tree.map(jnp.sin, W)
+
+    def derivatives(X):
+        def value(w):
+            return cross_entropy(w, X, LABELS)
+
+        slope = jax.grad(value)
+        product = jax.vjp(slope, W)[1](direction)[0]
+        batch = jax.vmap(slope)(jax.tree.map(lambda a: jnp.stack([a, 2 * a]), W))
+        return value(W), slope(W), product, jax.jvp(slope, (W,), (direction,))[1], batch
+
+    jax.tree.map(near, derivatives(kept), derivatives(plain))
+
+
+@pytest.mark.parametrize("X", [np.ones(3), np.array([["a"]]), np.ones((2, 2), complex)])
+def test_dense_matrix_refuses(X):
+    with pytest.raises(pdbo.ProblemError, match="X must be a real two-dimensional array"):
+        DenseMatrix.from_array(X)

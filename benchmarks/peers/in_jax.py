@@ -1,5 +1,6 @@
 """The workloads' functions in JAX, of (x, y, data), for every library on JAX."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,23 +13,30 @@ from .worker import once
 Function = Callable[[Any, Any, Any], Any]
 
 
-def functions(family: str) -> tuple[Function, Function]:
-    """The outer and the inner function."""
+@functools.cache
+def functions(family: str, cross_entropy: Callable[..., Any]) -> tuple[Function, Function]:
+    """The outer and the inner function; `cross_entropy(w, X, labels)` is each library's own."""
     return {
         "counter-example": (_outer_counter, _inner_counter),
         "ridge": (_outer_ridge, _inner_ridge),
-        "logistic": (_outer_logistic, _inner_logistic),
+        "logistic": _logistic(cross_entropy),
     }[family]
 
 
 @once
-def arrays(data: dict[str, np.ndarray], sparse: Callable[..., Any]) -> dict[str, Any]:
-    """The data the functions need; `sparse(values, rows, columns, shape)` makes a matrix."""
-    found = {name: jnp.asarray(data[name]) for name in ("A", "b", "A_val", "b_val") if name in data}
+def arrays(
+    data: dict[str, np.ndarray], sparse: Callable[..., Any], dense: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """The data of the functions; `sparse(values, rows, columns, shape)` makes a matrix."""
+    found: dict[str, Any] = {
+        name: jnp.asarray(data[name]) for name in ("b", "b_val") if name in data
+    }
     for name in ("A", "A_val"):
         if f"{name}.values" in data:
             parts = (data[f"{name}.{part}"] for part in ("values", "rows", "columns", "shape"))
             found[name] = sparse(*parts)
+        elif name in data:
+            found[name] = dense(data[name])
     return found
 
 
@@ -49,14 +57,11 @@ def _inner_ridge(x: Any, y: Any, data: Any) -> Any:
     return 0.5 * jnp.mean((data["A"] @ y - data["b"]) ** 2) + penalty
 
 
-def _cross_entropy(scores: Any, labels: Any) -> Any:
-    right = jnp.take_along_axis(scores, labels[:, None], 1)[:, 0]
-    return jnp.mean(jax.nn.logsumexp(scores, -1) - right)
+def _logistic(cross_entropy: Callable[..., Any]) -> tuple[Function, Function]:
+    def outer(x: Any, y: Any, data: Any) -> Any:
+        return cross_entropy(y, data["A_val"], data["b_val"])
 
+    def inner(x: Any, y: Any, data: Any) -> Any:
+        return cross_entropy(y, data["A"], data["b"]) + 0.5 * jnp.mean(jnp.exp(x) * y**2)
 
-def _outer_logistic(x: Any, y: Any, data: Any) -> Any:
-    return _cross_entropy(data["A_val"] @ y, data["b_val"])
-
-
-def _inner_logistic(x: Any, y: Any, data: Any) -> Any:
-    return _cross_entropy(data["A"] @ y, data["b"]) + 0.5 * jnp.mean(jnp.exp(x) * y**2)
+    return outer, inner

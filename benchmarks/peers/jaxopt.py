@@ -23,10 +23,15 @@ def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
     return sparse.BCOO((jnp.asarray(values), index), shape=tuple(int(n) for n in shape))
 
 
+def cross_entropy(w: Any, X: Any, labels: Any) -> Any:
+    """The mean of JAXopt's own logistic loss."""
+    return jnp.mean(jax.vmap(jaxopt.loss.multiclass_logistic_loss)(labels, X @ w))
+
+
 @functools.cache
 def compiled(family: str, settings: str, counter: Callable[[str], None] | None) -> tuple[Any, Any]:
     """The outer optimiser and its loop; kept, so that a second run does not compile again."""
-    f, g = in_jax.functions(family)
+    f, g = in_jax.functions(family, cross_entropy)
     if counter is not None:
         f, g = _counted(counter, "f", f), _counted(counter, "g", g)
     s = json.loads(settings)
@@ -72,7 +77,7 @@ class Differentiated:
     """`jaxopt.GradientDescent` for y, kept warm; optax for x; implicit or unrolled gradients."""
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
-        self.data = in_jax.arrays(data, matrix)
+        self.data = in_jax.arrays(data, matrix, jnp.asarray)
         self.counts = {"f": 0, "g": 0}
         settings = json.dumps(job["settings"])
         outer, self.run = compiled(job["family"], settings, self._count if job["count"] else None)

@@ -4,7 +4,6 @@ import functools
 import json
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 import pdbo
 
 from . import in_jax
-from .worker import once, serve
+from .worker import serve
 
 
 def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
@@ -23,50 +22,50 @@ def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
     return pdbo.linear.SparseMatrix.from_scipy(whole)
 
 
-@eqx.filter_jit
-def begin(problem: pdbo.Problem, solver: Any, x: Any, y: Any, batched: bool) -> Any:
-    """The state before the first step, one per start where there are many."""
-    init = lambda x, y: solver.init(problem, x, y, jax.random.key(0))
-    return jax.vmap(init, (0, 1))(x, y) if batched else init(x, y)
+def cross_entropy(w: Any, X: Any, labels: Any) -> Any:
+    """pdbo's own, without offsets."""
+    offsets = jnp.zeros(w.shape[1], w.dtype)
+    return pdbo.linear.cross_entropy({"weights": w, "offsets": offsets}, X, labels)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def go(constant: tuple[pdbo.Problem, Any], state: Any, steps: Any, batched: bool) -> Any:
-    """So many steps."""
-    problem, solver = constant
-    step = lambda state: solver.step(problem, state)
-    step = jax.vmap(step) if batched else step
-    return jax.lax.fori_loop(0, steps, lambda _, state: step(state), state)
+def problem_of(family: str, data: Any) -> pdbo.Problem:
+    """The workload as a problem."""
+    return pdbo.Problem(*in_jax.functions(family, cross_entropy), data=data)
 
 
 @functools.cache
-def solver_of(settings: str) -> Any:
-    """The solver that the settings name."""
+def compiled(family: str, settings: str) -> tuple[Any, Any, Any]:
+    """The solver, its `init` and a loop of its `step`; kept, so that nothing compiles twice."""
     named = json.loads(settings)
-    return getattr(pdbo, named["solver"])(**named.get("options", {}))
+    solver = getattr(pdbo, named["solver"])(**named.get("options", {}))
+    batched = named.get("batched", False)
 
+    @jax.jit
+    def begin(x: Any, y: Any, data: Any) -> Any:
+        init = lambda x, y: solver.init(problem_of(family, data), x, y, jax.random.key(0))
+        return jax.vmap(init, (0, 1))(x, y) if batched else init(x, y)
 
-@once
-def problem_of(family: str, data: dict[str, np.ndarray]) -> pdbo.Problem:
-    """The workload as a problem."""
-    return pdbo.Problem(*in_jax.functions(family), data=in_jax.arrays(data, matrix))
+    @functools.partial(jax.jit, donate_argnums=0)
+    def go(state: Any, steps: Any, data: Any) -> Any:
+        step = lambda state: solver.step(problem_of(family, data), state)
+        step = jax.vmap(step) if batched else step
+        return jax.lax.fori_loop(0, steps, lambda _, state: step(state), state)
+
+    return solver, begin, go
 
 
 class Steps:
     """`init`, then `step` over and over in one compiled loop, as a user's own loop would."""
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
-        self.problem = problem_of(job["family"], data)
-        self.solver = solver_of(json.dumps(job["settings"]))
+        self.data = in_jax.arrays(data, matrix, pdbo.linear.DenseMatrix.from_array)
         self.batched = job["settings"].get("batched", False)
-        x, y = jnp.asarray(data["x0"]), jnp.asarray(data["y0"])
-        self.state = begin(self.problem, self.solver, x, y, self.batched)
+        self.solver, begin, self.go = compiled(job["family"], json.dumps(job["settings"]))
+        self.state = begin(jnp.asarray(data["x0"]), jnp.asarray(data["y0"]), self.data)
 
     def advance(self, steps: int) -> None:
         """So many steps."""
-        count = jnp.asarray(steps, jnp.int32)
-        self.state = go((self.problem, self.solver), self.state, count, self.batched)
-        jax.block_until_ready(self.state)
+        self.state = jax.block_until_ready(self.go(self.state, np.int32(steps), self.data))
 
     def point(self) -> tuple[np.ndarray, np.ndarray]:
         """x and y."""
@@ -85,7 +84,8 @@ class Solve:
     finished = True
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
-        self.problem = problem_of(job["family"], data)
+        arrays = in_jax.arrays(data, matrix, pdbo.linear.DenseMatrix.from_array)
+        self.problem = problem_of(job["family"], arrays)
         self.options = job["settings"]["solve"]
         self.start = jnp.asarray(data["x0"]), jnp.asarray(data["y0"])
 

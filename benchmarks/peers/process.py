@@ -139,6 +139,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()  # type: ignore
         self.log.close()
 
     def __enter__(self) -> "Process":
