@@ -1,0 +1,634 @@
+"""Reliability: kills, damaged checkpoints, values that are not finite, full disks, wild commands.
+
+Run as `python -m benchmarks.reliability`, or with the names of some parts. Every part does harm at
+random, from a seed, and counts what came of it; a part that finds a fault ends with an error. The
+record is kept in benchmarks/records/reliability.json.
+"""
+
+import collections
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pdbo
+from pdbo import _checkpoint
+from pdbo._solution import launch
+
+from .record import FOLDER, write
+
+RESULTS = pdbo.RESULTS
+
+
+class Fault(AssertionError):
+    """Something happened that must not."""
+
+
+def toy() -> pdbo.Problem:
+    """The paper's toy."""
+    return pdbo.Problem(
+        f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
+        g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
+    )
+
+
+START = (2.0, (0.5, 0.5))
+KEPT = {  # runs with an average, with draws from a key, and with all that AutoPDBO keeps
+    "PDBO": lambda: pdbo.PDBO(average=True),
+    "ProximalPDBO": lambda: pdbo.ProximalPDBO(round_steps=7, choose="random"),
+    "AutoPDBO": pdbo.AutoPDBO,
+}
+
+
+def run(kind: str, folder: Any = None, steps: int = 400) -> pdbo.Solution:
+    """A run of a hundred records or so, a checkpoint at each."""
+    x0, y0 = START
+    return pdbo.solve(
+        toy_, x0, jnp.array(y0), KEPT[kind](), steps=steps, every=4, tol=0, key=jax.random.key(7),
+        checkpoint=folder, checkpoint_every=0,
+    )  # fmt: skip
+
+
+toy_ = toy()
+
+
+def contents(solution: pdbo.Solution) -> dict[str, bytes]:
+    """All there is of a solution, as bytes by name."""
+    header, arrays = _checkpoint._pack(solution)
+    point = {"x": solution.x, "y": solution.y, "multiplier": solution.multiplier}
+    stored = {n: _checkpoint._store(n, leaf) for n, leaf in _checkpoint._named(point)}
+    found = {n: s.data.tobytes() for n, s in (arrays | stored).items()}
+    return found | {"result": header["result"].encode(), "step": str(header["step"]).encode()}
+
+
+# Kills
+
+
+def _killed(kind: str, folder: str, calls: int, cache: str) -> None:
+    """A run in a process of its own that ends at a certain call inside a save, if any."""
+    _use_cache(cache)
+    if calls:
+        _kill_at(calls)
+    run(kind, folder)
+
+
+def _use_cache(cache: str) -> None:
+    """Compiled programs from a folder; nothing is added, since who adds may be killed."""
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _watched() -> list[tuple[Any, str]]:
+    """What a save does to the disk, step by step."""
+    return [(_checkpoint._Hashed, "write"), (os, "fsync"), (os, "replace"), (os, "unlink")]
+
+
+def _kill_at(calls: int) -> None:
+    """End this process by SIGKILL, halfway into or just after the n-th of these calls."""
+    done = 0
+
+    def deadly(call: Callable) -> Callable:
+        def watched(*arguments: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == calls and isinstance(arguments[0], _checkpoint._Hashed):
+                half = bytes(arguments[1])[: len(arguments[1]) // 2]
+                arguments[0].file.write(half)
+                arguments[0].file.flush()
+            if done == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments)
+
+        return watched
+
+    for owner, name in _watched():
+        setattr(owner, name, deadly(getattr(owner, name)))
+
+
+def _count_calls(kind: str, folder: str) -> int:
+    """How many such calls a run makes."""
+    total = 0
+
+    def counting(call: Callable) -> Callable:
+        def counted(*arguments: Any) -> Any:
+            nonlocal total
+            total += 1
+            return call(*arguments)
+
+        return counted
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in _watched():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, counting(getattr(owner, name)))
+        run(kind, folder)
+    return total
+
+
+def kills(count: int = 200, seed: int = 0) -> dict[str, Any]:
+    """Runs ended by SIGKILL, half at random times, half inside a save; then resumed and compared.
+
+    The killed run is a process of its own, forked from one that has imported JAX and not used it;
+    it is resumed here. What it would have been without the kill is computed here, too, and must be
+    the same to the byte.
+    """
+    draw = random.Random(seed)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.reliability"])
+    tally: collections.Counter = collections.Counter()
+    with tempfile.TemporaryDirectory() as place:
+        cache = f"{place}/cache"
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        expected = {kind: contents(run(kind)) for kind in KEPT}
+        calls = {kind: _count_calls(kind, f"{place}/{kind}") for kind in KEPT}
+        warm = context.Process(target=_killed, args=("PDBO", f"{place}/warm", 0, cache))
+        warm.start()  # starts the server, too
+        warm.join()
+        seconds = {}
+        for kind in KEPT:
+            process = context.Process(target=_killed, args=(kind, f"{place}/{kind}0", 0, cache))
+            began = time.monotonic()
+            process.start()
+            process.join()
+            seconds[kind] = time.monotonic() - began
+            if process.exitcode != 0:
+                raise Fault(f"a run that nobody killed ended with {process.exitcode}")
+        for number in range(count):
+            kind = list(KEPT)[number % len(KEPT)]
+            folder = pathlib.Path(place) / f"run{number}"
+            inside = number % 2 == 1
+            at = draw.randint(1, calls[kind]) if inside else 0
+            process = context.Process(target=_killed, args=(kind, str(folder), at, cache))
+            process.start()
+            if not inside:
+                process.join(draw.uniform(0.2, 1.0) * seconds[kind])
+                process.kill()
+            process.join()
+            tally["killed"] += process.exitcode == -signal.SIGKILL
+            tally["killed inside a save"] += inside and process.exitcode == -signal.SIGKILL
+            before = sorted(p.name for p in folder.glob("*")) if folder.exists() else []
+            tally["a save cut short"] += any(name.startswith(".step") for name in before)
+            tally["resumed from a checkpoint"] += any(name.startswith("step") for name in before)
+            resumed = contents(run(kind, folder))
+            different = [n for n in expected[kind] if resumed.get(n) != expected[kind][n]]
+            if different or set(resumed) != set(expected[kind]):
+                raise Fault(f"kill {number} of {kind}: {different} differ after {before}")
+            tally["equal to the byte"] += 1
+            shutil.rmtree(folder)
+            if sys.stderr.isatty():
+                print(f"\rkills {number + 1}/{count}", end="", file=sys.stderr, flush=True)
+    return {"kills": count, **tally, "seconds_of_a_run": seconds}
+
+
+# Damage
+
+
+def damage(count: int = 1000, seed: int = 0, resumed: int = 20) -> dict[str, Any]:
+    """Checkpoint folders harmed in every way files are; none may be read as if nothing were.
+
+    Each is loaded, and every so many of them resumed to the end and compared, too.
+    """
+    draw = random.Random(seed)
+    tally: collections.Counter = collections.Counter()
+    with tempfile.TemporaryDirectory() as place:
+        folder, other, work = (pathlib.Path(place) / n for n in ("good", "other", "work"))
+        expected = contents(run("ProximalPDBO"))
+        run("ProximalPDBO", folder, steps=40)
+        pdbo.solve(
+            toy_, 1.0, jnp.zeros(2), KEPT["ProximalPDBO"](), steps=40, every=4, tol=0,
+            checkpoint=other, checkpoint_every=0,
+        )  # fmt: skip
+        old, new = sorted(p.name for p in folder.glob("step-*"))
+        good = contents(pdbo.load(folder / old, toy_, KEPT["ProximalPDBO"]()))
+        for number in range(count):
+            way = WAYS[number % len(WAYS)]
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(folder, work)
+            fatal = number // len(WAYS) % 5 == 4  # both checkpoints of the folder
+            _harm(way, work, new, old, other, draw)
+            if fatal and way not in ("swapped", "foreign", "missing"):
+                _harm(way, work, old, old, other, draw)
+            sentence, found = _load(work)
+            if way == "foreign":  # a whole file of another run: only the run knows
+                sentence, found = _resume(work)
+            if found is None:
+                if "Error" in sentence or str(work / new) not in sentence:
+                    raise Fault(f"{way}: {sentence}")
+                tally["refused"] += 1
+            elif way == "missing" or str(work / new) in sentence:
+                if contents(found) != good:
+                    raise Fault(f"{way}: not the previous checkpoint")
+                tally["previous checkpoint used"] += 1
+            else:
+                raise Fault(f"{way}: read silently")
+            tally[f"way: {way}"] += 1
+            if number % resumed == 0 and found is not None:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", pdbo.CheckpointWarning)
+                    if contents(run("ProximalPDBO", work)) != expected:
+                        raise Fault(f"{way}: the run resumed is another")
+                tally["resumed to the same end"] += 1
+    return {"damaged": count, **tally}
+
+
+WAYS = (
+    "bit flipped", "truncated", "block zeroed", "missing", "swapped", "version", "empty",
+    "byte added", "block moved", "foreign",
+)  # fmt: skip
+
+
+def _harm(
+    way: str, folder: pathlib.Path, name: str, old: str, other: pathlib.Path, draw: random.Random
+) -> None:
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    before = bytes(content)
+    while bytes(content) == before and way not in ("missing", "swapped", "foreign"):
+        place = draw.randrange(len(content))
+        if way == "bit flipped":
+            content[place] ^= 1 << draw.randrange(8)
+        elif way == "truncated":
+            del content[place:]
+        elif way == "block zeroed":
+            end = min(place + draw.choice([1, 64, 512, 4096]), len(content))
+            content[place:end] = bytes(end - place)
+        elif way == "version":
+            content = bytearray(
+                before.replace(b"point 1\n", b"point %d\n" % draw.choice([0, 2]), 1)
+            )
+        elif way == "empty":
+            content.clear()
+        elif way == "byte added":
+            content.insert(draw.choice([place, len(content)]), draw.randrange(256))
+        elif way == "block moved":
+            content = content[place:] + content[:place]
+    if way == "missing":
+        path.unlink()
+    elif way == "swapped":
+        path.write_bytes((folder / old).read_bytes())
+        (folder / old).write_bytes(before)
+    elif way == "foreign":
+        path.write_bytes((other / name).read_bytes())
+    else:
+        path.write_bytes(content)
+
+
+def _load(folder: pathlib.Path) -> tuple[str, pdbo.Solution | None]:
+    """What is said and what is found by loading from a folder."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = pdbo.load(folder, toy_, KEPT["ProximalPDBO"]())
+        except pdbo.CheckpointError as error:
+            return str(error), None
+    return " ".join(str(w.message) for w in said), found
+
+
+def _resume(folder: pathlib.Path) -> tuple[str, pdbo.Solution | None]:
+    try:
+        return "", run("ProximalPDBO", folder)
+    except pdbo.CheckpointError as error:
+        return str(error), None
+
+
+# Values that are not finite
+
+
+class Poisoned(pdbo.Set):
+    """The whole space, with a projection that fails from some reading of the clock on."""
+
+    limit: Any
+    value: Any
+
+    def _project(self, z: Any) -> Any:
+        bad = (z["clock"] > self.limit[0]) & (z["clock"] < self.limit[1])
+        return {"clock": z["clock"], "w": jnp.where(bad, self.value, z["w"])}
+
+    def _tangent(self, z: Any, v: Any, ulps: float) -> Any:
+        return v
+
+
+PLACES = ("f", "g", "gradient of f", "gradient of g", "projection", "inner solve")
+_NEVER = (np.inf, np.inf)
+
+
+def clocked(place: str = "", limit: tuple[float, float] = _NEVER, value: float = np.nan) -> Any:
+    """A quadratic whose x has a clock that moves on with every iteration, to poison by.
+
+    Between two readings of the clock the place named is not finite.
+    """
+    data = {name: jnp.asarray(limit if name == place else _NEVER) for name in PLACES}
+    data["value"] = jnp.asarray(value)
+    x_set = Poisoned(data["projection"], data["value"])
+    return pdbo.Problem(_outer, _inner, data, x_set=x_set)
+
+
+def _bad(x: Any, data: Any, place: str) -> Any:
+    return (x["clock"] > data[place][0]) & (x["clock"] < data[place][1])
+
+
+def _steep(value: Any, bad: Any) -> Any:
+    """A finite value whose gradient is not, where it is bad."""
+    return value + jnp.sqrt(jnp.where(bad, 0 * value, 1.0)) - 1
+
+
+def _outer(x: Any, y: Any, data: Any) -> Any:
+    value = 0.5 * jnp.sum((y - 1) ** 2) + 0.25 * jnp.sum(x["w"] ** 2) - x["clock"]
+    value = _steep(value, _bad(x, data, "gradient of f"))
+    return value + jnp.where(_bad(x, data, "f"), data["value"], 0.0)
+
+
+def _inner(x: Any, y: Any, data: Any) -> Any:
+    apart = y - 0.5 * x["w"]
+    value = 0.5 * jnp.sum(apart**2)
+    value = _steep(value, _bad(x, data, "gradient of g"))
+    # near the inner solution, where an inner solve ends
+    close = _bad(x, data, "inner solve") & (jnp.sum(apart**2) < 0.05)
+    value = _steep(value, close)
+    return value + jnp.where(_bad(x, data, "g"), data["value"], 0.0)
+
+
+SOLVERS = {
+    "PDBO": pdbo.PDBO, "ProximalPDBO": pdbo.ProximalPDBO, "ITD": pdbo.ITD,
+    "AIDFixedPoint": pdbo.AIDFixedPoint, "AIDConjugateGradient": pdbo.AIDConjugateGradient,
+    "BigSAM": pdbo.BigSAM, "BOME": pdbo.BOME, "F2SA": pdbo.F2SA, "VPBGD": pdbo.VPBGD,
+    "BVFIM": pdbo.BVFIM, "MEHA": pdbo.MEHA, "AutoPDBO": pdbo.AutoPDBO,
+}  # fmt: skip
+_LAST = 60  # steps a run takes, one record at its end
+
+
+def nonfinite(
+    iterations: Any = range(1, 51), solvers: Any = tuple(SOLVERS), places: Any = PLACES
+) -> dict[str, Any]:
+    """NaN and Inf from iteration k on, or at iteration k alone, in every place, for every solver.
+
+    The tolerance would accept any finite point and there is one record, at step 60: a run that
+    notices nothing is a success. It has to end as `nonfinite`, one iteration before the harm (an
+    inner solve is harmed one iteration later), with all it returns finite. AutoPDBO refuses steps
+    to where values are not finite; its runs have to end at a finite point.
+
+    A value of f or g at one iteration alone may be one that the method never asks for: there a
+    record is made of every iteration.
+    """
+    with jax.enable_x64(True):
+        tally: collections.Counter = collections.Counter()
+        for name in solvers:
+            first, clock = _clock(name)
+            for place in places:
+                for lasting, value in ((True, np.nan), (True, np.inf), (False, np.nan)):
+                    _poison(name, first, clock, place, value, lasting, iterations, tally)
+            print(name, dict(tally), flush=True)
+    return {"iterations": [min(iterations), max(iterations)], **tally}
+
+
+def _clock(name: str) -> tuple[pdbo.State, np.ndarray]:
+    """The start of a solver's run, and the clock at each of its iterations."""
+    start = {"clock": jnp.zeros(()), "w": jnp.full(2, 0.5)}, jnp.full(2, 0.7)
+    clean = clocked()
+    first = launch(clean, *start, SOLVERS[name](), jax.random.key(0))
+    read = lambda x, y: {"clock": x["clock"]}
+    path = pdbo.solve(clean, state=first, steps=_LAST, every=1, tol=0, observe=read, throw=False)
+    return first, np.concatenate([[0.0], path.history["clock"]])
+
+
+def _poison(
+    name: str,
+    first: pdbo.State,
+    clock: np.ndarray,
+    place: str,
+    value: float,
+    lasting: bool,
+    iterations: Any,
+    tally: Any,
+) -> None:
+    for k in iterations:
+        if not clock[k] > np.max(clock[:k]):  # x does not move at every method's iteration
+            tally["no such iteration"] += 1
+            continue
+        low = 0.5 * (np.max(clock[:k]) + clock[k])
+        high = 0.5 * (clock[k] + clock[k + 1]) if clock[k + 1] > clock[k] else np.inf
+        limit = (low, np.inf if lasting else high)
+        every = 1 if not lasting and place in ("f", "g") else _LAST
+        tol = 0.0 if every == 1 else 1e9
+        found = pdbo.solve(
+            clocked(place, limit, value), state=first, steps=_LAST, every=every, tol=tol,
+            throw=False,
+        )  # fmt: skip
+        what = f"{name}, {place} {value} at iteration {k}{' on' if lasting else ''}"
+        at = np.asarray(found.x["clock"])
+        point = jax.tree.leaves((found.x, found.y, found.f, found.g))
+        if not np.all(np.isfinite([np.max(np.abs(part)) for part in point])):
+            raise Fault(f"{what}: the point returned is not finite")
+        if name == "AutoPDBO":
+            if found.result is RESULTS.nonfinite or (lasting and at > low):
+                raise Fault(f"{what}: {found.message}")
+            tally["refused by AutoPDBO"] += 1
+            continue
+        late = place == "inner solve"
+        if found.result is not RESULTS.nonfinite:
+            if not late or lasting:
+                raise Fault(f"{what}: {found.result.name}")
+            tally["inner solve elsewhere"] += 1  # it was not near enough to be harmed at that time
+            continue
+        # the certificate's own inner solve may be harmed, too, and says so
+        if found.ok or not (late or np.isfinite(found.certificate.eps)):
+            raise Fault(f"{what}: no finite certificate")
+        if found.steps != k - 1 and not (late and found.steps >= k - 1):
+            raise Fault(f"{what}: said to be iteration {found.steps + 1}")
+        if f"Failed at iteration {found.steps + 1}:" not in found.message:
+            raise Fault(f"{what}: {found.message}")
+        tally[f"nonfinite: {place}"] += 1
+
+
+# Codes
+
+
+def codes() -> dict[str, Any]:
+    """Unbounded problems, empty sets, runaway multipliers, used up budgets: the code of each."""
+    square = lambda x, y: 0.5 * (y - x) ** 2
+    line = pdbo.Problem(lambda x, y: x + 0 * y, square)
+    flat = pdbo.Problem(lambda x, y: 0.5 * (y - 1) ** 2 + 0 * x, lambda x, y: 0.5 * y**2 + 0 * x)
+    steep = pdbo.PDBO(primal_step=0.0, dual_step=1e9, inner_step=1.0, smoothing=0.0)
+    expected = {
+        "f falls along a line": (line, pdbo.PDBO(), RESULTS.diverged),
+        "f falls along a line, AutoPDBO": (line, None, RESULTS.diverged),
+        "f falls like a square": (pdbo.Problem(lambda x, y: -(x**2) + 0 * y, square), pdbo.PDBO(),
+                                  RESULTS.diverged),
+        "f falls like a fourth power": (pdbo.Problem(lambda x, y: -(x**4) + 0 * y, square),
+                                        pdbo.PDBO(), RESULTS.diverged),
+        "g falls along a line": (pdbo.Problem(lambda x, y: (x - 1) ** 2, lambda x, y: x * y),
+                                 pdbo.PDBO(), RESULTS.diverged),
+        "g falls like a square": (pdbo.Problem(lambda x, y: (x - 1) ** 2, lambda x, y: -(y**2)),
+                                  pdbo.PDBO(), RESULTS.diverged),
+        "the multiplier runs away": (flat, steep, RESULTS.multiplier_diverged),
+        "the budget is used up": (toy_, pdbo.PDBO(), RESULTS.max_steps),
+        "a minimum far away": (pdbo.Problem(lambda x, y: 1e-4 * (x - 1e4) ** 2 + 0 * y, square),
+                               pdbo.PDBO(), RESULTS.max_steps),
+    }  # fmt: skip
+    found = {}
+    for name, (problem, solver, code) in expected.items():
+        budget = {"steps": 7} if code is RESULTS.max_steps and problem is toy_ else {}
+        x0, y0 = (2.0, jnp.array([0.5, 0.5])) if problem is toy_ else (1.0, 1.0)
+        began = time.perf_counter()
+        solution = pdbo.solve(problem, x0, y0, solver, throw=False, **budget)
+        seconds = time.perf_counter() - began
+        if solution.result is not code:
+            raise Fault(f"{name}: {solution.message}")
+        found[name] = {"code": code.name, "steps": int(solution.steps), "seconds": seconds}
+    empty = [
+        lambda: pdbo.Box(1.0, -1.0), lambda: pdbo.Ball(-1.0), lambda: pdbo.Simplex(-1.0),
+        lambda: pdbo.Halfspace(0.0, -1.0), lambda: pdbo.Affine([[1.0], [1.0]], [0.0, 1.0]),
+    ]  # fmt: skip
+    for make in empty:
+        try:
+            make()
+        except pdbo.ProblemError:
+            continue
+        raise Fault("an empty set was made")
+
+    def boxed(low: Any) -> Any:
+        """Bounds that only the compiled program knows."""
+        problem = pdbo.Problem(lambda x, y: x**2 + y**2, square, x_set=pdbo.Box(low, 1.0))
+        return pdbo.solve(problem, jnp.ones(()), jnp.ones(()), pdbo.PDBO(), steps=5).code
+
+    seen = jax.jit(jax.vmap(boxed))(jnp.array([0.0, 2.0]))
+    if [int(c) for c in seen] != [RESULTS.max_steps, RESULTS.bad_problem]:
+        raise Fault(f"an empty set under vmap has the codes {seen}")
+    return {"codes": found, "empty sets refused": len(empty) + 1}
+
+
+# Disks
+
+
+@contextlib.contextmanager
+def _small_disk() -> Iterator[pathlib.Path | None]:
+    """A file system of 128 KB, where one can be mounted."""
+    with tempfile.TemporaryDirectory() as place:
+        command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", place]
+        mounted = shutil.which("mount") and subprocess.run(command, capture_output=True)
+        if not mounted or mounted.returncode:
+            yield None
+            return
+        try:
+            yield pathlib.Path(place)
+        finally:
+            subprocess.run(["umount", place], check=True)
+
+
+def _fill_up(folder: pathlib.Path) -> tuple[list[str], int]:
+    """A run in a folder that has room for the beginning of it; what was said, and its last good."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        whole = run("PDBO", folder, steps=4000)
+    if contents(whole) != contents(run("PDBO", steps=4000)):
+        raise Fault("a full disk changed the run")
+    last = pdbo.load(folder, toy_, KEPT["PDBO"]())
+    return sorted({str(w.message).partition(": ")[2] for w in said}), int(last.steps)
+
+
+_UNPRIVILEGED = """
+import os, sys, pathlib
+import jax.numpy as jnp
+from benchmarks import reliability
+import pdbo
+if os.getuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+try:
+    reliability.run("PDBO", sys.argv[1], steps=40)
+except pdbo.CheckpointError as error:
+    print(error)
+"""
+
+
+def disk() -> dict[str, Any]:
+    """A full disk, a limit on the size of files and a folder that is read-only."""
+    results: dict[str, Any] = {}
+    with _small_disk() as small:
+        if small is None:
+            results["full disk"] = "no file system could be mounted"
+        else:
+            said, last = _fill_up(small)
+            if not said or not all("No space left on device" in s for s in said):
+                raise Fault(f"a full disk was answered with {said}")
+            results["full disk"] = {"said": said, "last good step": last}
+    with tempfile.TemporaryDirectory() as place:
+        folder = pathlib.Path(place) / "limited"
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
+        try:
+            said, last = _fill_up(folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, ignored)
+        if not said or not all("File too large" in s for s in said):
+            raise Fault(f"a limit on files was answered with {said}")
+        results["files too large"] = {"said": said, "last good step": last}
+
+        folder = pathlib.Path(place) / "read-only"
+        run("PDBO", folder, steps=20)
+        before_ = {p.name: p.read_bytes() for p in folder.iterdir()}
+        pathlib.Path(place).chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o444)
+        folder.chmod(0o555)
+        root = pathlib.Path(__file__).parents[1]
+        done = subprocess.run(
+            [sys.executable, "-c", _UNPRIVILEGED, folder],
+            capture_output=True, text=True, cwd=root,
+        )  # fmt: skip
+        folder.chmod(0o755)
+        sentence = done.stdout.strip()
+        if f"{folder} cannot be written to: Permission denied." != sentence:
+            raise Fault(f"a read-only folder was answered with {sentence} {done.stderr}")
+        if {p.name: p.read_bytes() for p in folder.iterdir()} != before_:
+            raise Fault("a read-only folder was changed")
+        results["read-only folder"] = sentence.replace(str(folder), "FOLDER")
+    return results
+
+
+def commands(count: int = 10_000) -> dict[str, Any]:
+    """Wild command lines and problem files, by `benchmarks.fuzz` where that is there."""
+    if importlib.util.find_spec("benchmarks.fuzz") is None:
+        return {"skipped": "there is no benchmarks.fuzz"}
+    fuzz: Any = importlib.import_module("benchmarks.fuzz")
+    return fuzz.fuzz(count)
+
+
+PARTS = {p.__name__: p for p in (kills, damage, nonfinite, codes, disk, commands)}
+
+
+def main() -> None:
+    """Run the parts named, all without a name, and keep the record."""
+    names = sys.argv[1:] or list(PARTS)
+    path = FOLDER / "reliability.json"
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    for name in names:
+        began = time.perf_counter()
+        results[name] = PARTS[name]() | {"seconds": round(time.perf_counter() - began)}
+        print(name, json.dumps(results[name], indent=1), flush=True)
+        print("kept in", write("reliability", {"seed": 0}, results))
+
+
+if __name__ == "__main__":
+    main()

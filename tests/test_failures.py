@@ -1,0 +1,120 @@
+"""Failures: each its own code, the iteration and the place named, the last finite point kept."""
+
+import dataclasses
+import inspect
+import pathlib
+import re
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array
+
+import cases
+import pdbo
+from pdbo import RESULTS
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from benchmarks import reliability
+
+sys.path.pop(0)
+
+SOLVERS = [
+    kind
+    for kind in (getattr(pdbo, name) for name in sorted(pdbo.__all__))
+    if isinstance(kind, type) and issubclass(kind, pdbo.Solver) and not inspect.isabstract(kind)
+]
+
+
+def test_values_that_are_not_finite():
+    """A sample of what benchmarks/reliability.py does for every solver and iteration."""
+    found = reliability.nonfinite(iterations=(1, 2, 17, 50), solvers=["PDBO"])
+    assert all(found[f"nonfinite: {place}"] == 12 for place in reliability.PLACES)
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [("f", "f"), ("g", "g"), ("gradient of f", "the gradient of f"),
+     ("gradient of g", "the gradient of g"), ("projection", "the solver's state")],
+)  # fmt: skip
+def test_the_place_is_named(place, named):
+    first, clock = reliability._clock("PDBO")
+    problem = reliability.clocked(place, (0.5 * (clock[8] + clock[9]), np.inf))
+    with pytest.raises(pdbo.SolveError) as error:
+        pdbo.solve(problem, state=first, steps=60, every=60, tol=1e9)
+    assert str(error.value).startswith(f"Failed at iteration 9: {named} is not finite. A value")
+    assert error.value.solution.steps == 8
+
+
+def test_a_gradient_that_is_not_finite_at_the_start():
+    problem = pdbo.Problem(lambda x, y: jnp.sqrt(x) + y**2, lambda x, y: (y - x) ** 2)
+    sol = pdbo.solve(problem, 0.0, 0.0, pdbo.PDBO(), throw=False)
+    assert sol.result is RESULTS.nonfinite and sol.steps == 0 and not sol.ok
+    assert sol.x == 0 and "Failed at iteration 1" in sol.message
+
+
+def f(x, y, d):
+    return d["line"] * x + d["square"] * x**2 + d["fourth"] * x**4 + d["far"] * (x - 1e4) ** 2
+
+
+def g(x, y, d):
+    return 0.5 * d["inner"] * (y - x) ** 2 + d["slope"] * y
+
+
+ZERO = dict(line=0.0, square=0.0, fourth=0.0, far=0.0, inner=1.0, slope=0.0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code", "match"),
+    [
+        (dict(line=1.0), RESULTS.diverged, "f falls without end"),
+        (dict(square=-1.0), RESULTS.diverged, "f falls without end"),
+        (dict(fourth=-1.0), RESULTS.diverged, "f falls without end"),
+        (dict(square=0.5, inner=0.0, slope=1.0), RESULTS.diverged, "g.x, .. has no minimum"),
+        (dict(square=0.5, inner=-1.0), RESULTS.diverged, "ran away"),
+        (dict(far=1e-4), RESULTS.max_steps, "budget"),
+        (dict(square=0.5), RESULTS.success, "within the tolerance"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, dict) else "",
+)
+def test_problems_without_a_minimum(numbers, code, match):
+    problem = pdbo.Problem(f, g, ZERO | numbers)
+    sol = pdbo.solve(problem, 1.0, 1.0, pdbo.PDBO(), throw=False)
+    assert sol.result is code, sol.message
+    assert np.isfinite(sol.x) and np.isfinite(sol.y)
+    assert re.search(match, sol.message)
+
+
+def test_an_empty_set_that_only_the_compiled_program_knows():
+    def code(low):
+        problem = pdbo.Problem(
+            lambda x, y: x**2, lambda x, y: (y - x) ** 2, x_set=pdbo.Box(low, 1.0)
+        )
+        return pdbo.solve(problem, jnp.ones(()), jnp.ones(()), pdbo.PDBO(), steps=5).code
+
+    codes = jax.jit(jax.vmap(code))(jnp.array([0.0, 1.0, 2.0]))
+    assert [int(c) for c in codes] == [RESULTS.max_steps, RESULTS.success, RESULTS.bad_problem]
+
+
+def test_oracle_calls_beyond_32_bits():
+    solver = cases.paper_pdbo()
+    sol = pdbo.solve(cases.toy(), 2.0, jnp.ones(2), solver, steps=4, every=2, tol=0)
+    many = 2_000_000_000
+    state = eqx.tree_at(lambda s: s.inner.t, sol.state, jnp.asarray(many, jnp.int32))
+    rows = pdbo.solve(cases.toy(), state=state, steps=6, every=2, tol=0).history
+    assert rows["f_calls"].tolist() == [many + 2, many + 4, many + 6]
+    assert rows["g_calls"].tolist() == [7 * (many + 2), 7 * (many + 4), 7 * (many + 6)]
+
+
+@pytest.mark.parametrize("kind", SOLVERS, ids=lambda kind: kind.__name__)
+def test_no_solver_takes_a_negative_number(kind):
+    names = [field.name for field in dataclasses.fields(kind) if field.type is Array]
+    assert names or kind is pdbo.AutoPDBO
+    for name in names:
+        for value in (-0.5, float("nan")):
+            with pytest.raises(pdbo.ProblemError, match=f"{name} must be a number >= 0, got"):
+                kind(**{name: value})
+        assert kind(**{name: 0.0})
