@@ -7,7 +7,6 @@ record is kept in benchmarks/records/reliability.json.
 
 import collections
 import contextlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -32,6 +31,7 @@ import pdbo
 from pdbo import _checkpoint
 from pdbo._solution import launch
 
+from . import fuzz
 from .record import FOLDER, write
 
 RESULTS = pdbo.RESULTS
@@ -608,11 +608,12 @@ def disk() -> dict[str, Any]:
 
 
 def commands(count: int = 10_000) -> dict[str, Any]:
-    """Wild command lines and problem files, by `benchmarks.fuzz` where that is there."""
-    if importlib.util.find_spec("benchmarks.fuzz") is None:
-        return {"skipped": "there is no benchmarks.fuzz"}
-    fuzz: Any = importlib.import_module("benchmarks.fuzz")
-    return fuzz.fuzz(count)
+    """Wild command lines and problem files, by `benchmarks.fuzz`."""
+    with tempfile.TemporaryDirectory() as place:
+        found = fuzz.run(count, 0, pathlib.Path(place))
+    if found["wrong"]:
+        raise Fault(f"commands: {found['wrong']}")
+    return found
 
 
 PARTS = {p.__name__: p for p in (kills, damage, nonfinite, codes, disk, commands)}

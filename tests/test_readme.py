@@ -15,16 +15,21 @@ README = (ROOT / "README.md").read_text()
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 
 
-def test_the_example_prints_what_is_shown():
-    code, shown = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.S).groups()
-    out = io.StringIO()
-    promote = jax.numpy_dtype_promotion("standard")
-    with jax.enable_x64(False), promote, contextlib.redirect_stdout(out):
-        exec(compile(code, "README.md", "exec"), {})
-    printed = out.getvalue()
-    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
-    for a, b in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
-        assert float(a) == pytest.approx(float(b), rel=0.05, abs=1e-3)
+def test_the_examples_print_what_is_shown(tmp_path, monkeypatch):
+    """The blocks that show an output, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    blocks = re.findall(r"```python\n([^`]*)```\n+```text\n([^`]*)```", README)
+    assert len(blocks) >= 2
+    for code, shown in blocks:
+        out = io.StringIO()
+        promote = jax.numpy_dtype_promotion("standard")
+        with jax.enable_x64(False), promote, contextlib.redirect_stdout(out):
+            exec(compile(code, "README.md", "exec"), names)
+        printed = out.getvalue()
+        assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
+        for a, b in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
+            assert float(a) == pytest.approx(float(b), rel=0.05, abs=1e-3)
 
 
 def test_the_table_of_speeds_is_what_the_records_say():
