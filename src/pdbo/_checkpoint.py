@@ -34,7 +34,6 @@ from ._problem import Problem, check_problem, kind, values
 from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch
-from .linear import SparseMatrix, SplitMatrix
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 from .solvers._streamed import streamed
@@ -516,8 +515,9 @@ def _structure(problem: Problem) -> dict[str, str]:
 
 def _describe(value: Any, name: str, numbers: bool = True) -> dict[str, str]:
     """What a value is made of: classes, settings and arrays, with their numbers if wanted."""
-    if isinstance(value, SparseMatrix | SplitMatrix):  # the same on any number of devices
-        return {name: f"a sparse {value.dtype}{list(value.shape)}"}
+    if isinstance(value, eqx.Module) and hasattr(value, "dtype"):
+        # a matrix of `pdbo.linear`, the same on any number of devices
+        return {name: f"a matrix of {value.dtype}{list(value.shape)}"}  # type: ignore
     if isinstance(value, eqx.Module):
         parts = {f".{f.name}": getattr(value, f.name) for f in dataclasses.fields(value)}
     elif isinstance(value, dict):
