@@ -38,13 +38,14 @@ SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
 SLOW = 40  # iterations without a shrink after which polishing is tried before the last slack ...
 EARLY = 1e-3  # ... if the slack is at most this part of the range of g
-POLISH = 100  # polishing steps, at most, while the residual is above ...
-RESIDUAL = 1e-6  # ... this part of the largest gradient of f
+RESIDUAL = 1e-6  # of the largest gradient of f: where polishing ends
+RECENT = 8  # polishing steps, the highest f of which the next may reach
+PROGRESS = 1e-5  # of the range of f: a fall of it that counts
 POLISHABLE = 0.1  # a first residual above it: no single slot explains the solution
 POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a certificate grants
-STALLED = 20  # polishing steps without a lower residual after which it ends
+STALLED = 40  # polishing steps without a lower residual or f after which it ends
 FOLLOW = 150  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
-FOLLOWED = 1e-2  # ... their gradients leave more than this part of the residual in doubt
+FOLLOWED = 0.05  # ... their gradients leave more than this part of the residual in doubt
 
 
 class Cuts(NamedTuple):
@@ -86,6 +87,7 @@ class AutoState(eqx.Module):
     held: Array  # iterations since the slack last changed
     kick: Array
     polished: Array  # polishing steps taken
+    recent: Array  # f at the last polishing steps
     polish_gradient: Array  # of the penalty function in x, at the last of them
     polish_step: Array  # of x, of y and of the slot
     incumbent: tuple[PyTree, PyTree]
@@ -196,6 +198,7 @@ class AutoPDBO(Solver):
             held=none,
             kick=jnp.array(False),
             polished=none,
+            recent=jnp.zeros(RECENT, dtype),
             polish_gradient=jnp.zeros_like(ravel_pytree(x)[0]),
             polish_step=jnp.zeros(3, dtype),
             incumbent=(x, y),
@@ -515,22 +518,27 @@ def _review(problem: Problem, state: AutoState) -> AutoState:
 def _polish(problem: Problem, state: AutoState) -> AutoState:
     r"""One spectral gradient step in x on $\min_y f + \lambda (g - g^*)$ with $\lambda$ held.
 
-    The multiplier makes the joint problem stiff, but not this one: y and the slot follow x.
+    The multiplier makes the joint problem stiff, but not this one: y and the slot follow x. A step
+    is kept where f is not above the highest of the last ones, as in Raydan (1997), or where the
+    residual is the lowest so far; the end is where it is met, or where neither falls for long.
     """
     flat_x, to_x = ravel_pytree(state.x)
     flat_y, to_y = ravel_pytree(state.y)
     k = jnp.argmax(state.mix)
     # the multiplier of the last slack, if polishing starts at an earlier one
-    weight = state.multiplier * jnp.sqrt(state.slack / state.floor)
     unit, first = state.unit, state.polished == 0
+    weight = state.multiplier * jnp.where(first, jnp.sqrt(state.slack / state.floor), 1)
     L_f = state.curvature_f
     stiff = jnp.stack([L_f, L_f / weight + state.curvature_h, state.curvature_h])
     lengths = jnp.stack([unit[0], unit[1], unit[1]]) ** 2
     steps = jnp.where(first, lengths / jnp.where(stiff > 0, stiff, 1), state.polish_step)
 
-    moved = problem.x_set.project(to_x(flat_x - steps[0] * state.polish_gradient))
+    length = jnp.linalg.norm(state.polish_gradient)
+    longest = RADIUS * flat_x.size**0.5 * unit[0] / jnp.where(length > 0, length, 1)
+    step_x = jnp.minimum(steps[0], longest)
+    moved = problem.x_set.project(to_x(flat_x - step_x * state.polish_gradient))
     x = trees.where(first, state.x, moved)
-    sought = jnp.maximum(state.residual, RESIDUAL) * state.steepest
+    sought = jnp.where(first, POLISHABLE, jnp.maximum(state.residual, RESIDUAL)) * state.steepest
     tol = FOLLOWED * sought / (weight * unit[1])
     # one after the other in a loop, so that it is compiled once
     (y, slot), (step_y, step_slot), taken = lax.map(
@@ -554,42 +562,48 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     gap = rows.value[0] - rows.value[1]
     granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
     allowed = POLISH_GAP * jnp.maximum(state.floor, granted)
-    # the first only takes y and the slot to their minima: its residual is the one to improve on
-    # a spectral step may well raise it: up to twice the lowest is let pass
-    better = residual < jnp.where(first, POLISHABLE, 2 * state.residual)
-    keep = better & jnp.isfinite(f) & (gap <= allowed)
-    lower = keep & (first | (residual < 0.9 * state.residual))
-    # after a step that failed less is asked for, as y and the slot may have been far from theirs
-    lowest = jnp.where(first, residual, jnp.minimum(residual, state.residual))
-    lowest = jnp.where(keep, lowest, jnp.where(first, 1, 1.5) * state.residual)
+    # the first only takes y and the slot to their minima: the others with a multiplier must agree
+    # with the slot, or what is left be small as it is
+    near = jnp.sum((state.slots - state.slots[k]) ** 2, 1) <= 1e-4 * flat_y.size * unit[1] ** 2
+    alone = jnp.sum(jnp.where(near, 0, state.mix)) <= 1e-3 * jnp.sum(state.mix)
+    recent = jnp.where(first, jnp.full_like(state.recent, f), state.recent)
+    rounding = 8 * float(jnp.finfo(f.dtype).eps) * jnp.abs(f)
+    low = (f <= jnp.max(recent) + rounding) | (residual < state.residual)
+    keep = jnp.where(first, alone | (residual < POLISHABLE), low)
+    keep = keep & jnp.isfinite(f) & jnp.isfinite(residual) & (gap <= allowed)
+    better = keep & (first | (residual < 0.99 * state.residual))
+    falls = keep & (f < jnp.min(recent) - PROGRESS * (state.high_f - state.low_f))
     move = ravel_pytree(x)[0] - flat_x
     ss, sy = move @ move, move @ (in_x - state.polish_gradient)
-    secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 2 * steps[0])
-    step_x = jnp.where(first, steps[0], jnp.where(keep, secant, steps[0] / 4))
+    secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
+    step_x = jnp.where(first, steps[0], jnp.where(keep, secant, step_x / 4))
     failed = first & ~keep
-    polished = jnp.where(failed, 0, state.polished + 1)
-    held = jnp.where(lower, 0, state.held + 1)
+    held = jnp.where(better | falls, 0, state.held + 1)
     met = keep & (residual <= RESIDUAL)
-    stalled = ~first & (held >= STALLED)
+    over = met | (~first & (held >= STALLED))
+    best = trees.where(better, (x, to_y(y)), state.incumbent)
     x, y, f, slot, in_x = trees.where(
         keep,
         (x, to_y(y), f, slot, in_x),
         (state.x, state.y, state.f, state.slots[k], state.polish_gradient),
     )
+    x, y = trees.where(over, best, (x, y))
     return _set(
         state,
         x=x,
         y=y,
         f=f,
         slots=_sane(state.slots.at[k].set(slot), state.slots),
-        residual=lowest,
+        residual=jnp.where(better, residual, state.residual),
         slack=jnp.where(failed, state.slack, state.floor),
         multiplier=jnp.where(failed, state.multiplier, weight),
         held=jnp.where(failed, -2 * SLOW, held),
-        polished=polished,
+        polished=jnp.where(failed, 0, state.polished + 1),
+        recent=jnp.where(keep, jnp.roll(recent, 1).at[0].set(f), recent),
+        incumbent=best,
         polish_gradient=in_x,
         polish_step=_sane(jnp.stack([step_x, step_y, step_slot]), state.polish_step),
-        done=met | stalled | (polished >= POLISH) | (failed & (state.settled >= CONFIRM)),
+        done=over | (failed & (state.settled >= CONFIRM)),
         f_calls=state.f_calls + taken[0] + 1,
         g_calls=state.g_calls + taken[0] + taken[1] + 2,
     )
