@@ -189,3 +189,26 @@ def test_scalings_of_a_sparse_classifier_are_never_nan(x32):
         for leaf in jax.tree.leaves((state.x, state.y, state.f, state.cuts, state.multiplier)):
             assert bool(jnp.isfinite(leaf).all())
         assert state.f < p.outer(x, w)
+
+
+def test_a_penalty_for_every_feature_is_certified():
+    keys = jax.random.split(jax.random.key(1), 2)
+    A = jax.random.normal(keys[0], (60, 8))
+    b = A @ jnp.where(jnp.arange(8) < 4, 1.0, 0.0) + 2 * jax.random.normal(keys[1], (60,))
+
+    def error(w, rows):
+        return jnp.mean((A[rows] @ w - b[rows]) ** 2)
+
+    problem = pdbo.Problem(
+        lambda x, w: error(w, slice(30, 60)),
+        lambda x, w: error(w, slice(0, 30)) + jnp.mean(jnp.exp(x) * w**2),
+        x_set=pdbo.Box(-6.0, 6.0),
+    )
+    sol = pdbo.solve(problem, jnp.zeros(8), jnp.zeros(8), SOLVER)
+
+    def outer(x):  # the weights in closed form
+        H = A[:30].T @ A[:30] / 30 + jnp.diag(jnp.exp(x)) / 8
+        return error(jnp.linalg.solve(H, A[:30].T @ b[:30] / 30), slice(30, 60))
+
+    assert sol.ok
+    assert problem.x_set.residual(sol.x, jax.grad(outer)(sol.x)) <= 1e-3

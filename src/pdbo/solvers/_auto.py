@@ -562,14 +562,14 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     gap = rows.value[0] - rows.value[1]
     granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
     allowed = POLISH_GAP * jnp.maximum(state.floor, granted)
-    # the first only takes y and the slot to their minima: the others with a multiplier must agree
-    # with the slot, or what is left be small as it is
-    near = jnp.sum((state.slots - state.slots[k]) ** 2, 1) <= 1e-4 * flat_y.size * unit[1] ** 2
-    alone = jnp.sum(jnp.where(near, 0, state.mix)) <= 1e-3 * jnp.sum(state.mix)
+    # another slot that lies lower takes part in the solution: this is none of polishing's
+    others = jax.vmap(lambda v: problem.inner(x, to_y(v)))(state.slots)
+    under = jnp.min(others) < rows.value[1] - allowed
+    # the first only takes y and the slot to their minima: what is left must be small
     recent = jnp.where(first, jnp.full_like(state.recent, f), state.recent)
     rounding = 8 * float(jnp.finfo(f.dtype).eps) * jnp.abs(f)
     low = (f <= jnp.max(recent) + rounding) | (residual < state.residual)
-    keep = jnp.where(first, alone | (residual < POLISHABLE), low)
+    keep = jnp.where(first, residual < POLISHABLE, low) & ~under
     keep = keep & jnp.isfinite(f) & jnp.isfinite(residual) & (gap <= allowed)
     better = keep & (first | (residual < 0.99 * state.residual))
     falls = keep & (f < jnp.min(recent) - PROGRESS * (state.high_f - state.low_f))
@@ -577,10 +577,10 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     ss, sy = move @ move, move @ (in_x - state.polish_gradient)
     secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
     step_x = jnp.where(first, steps[0], jnp.where(keep, secant, step_x / 4))
-    failed = first & ~keep
+    failed = under | (first & ~keep)
     held = jnp.where(better | falls, 0, state.held + 1)
     met = keep & (residual <= RESIDUAL)
-    over = met | (~first & (held >= STALLED))
+    over = met | (~first & ~under & (held >= STALLED))
     best = trees.where(better, (x, to_y(y)), state.incumbent)
     x, y, f, slot, in_x = trees.where(
         keep,
@@ -605,7 +605,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         polish_step=_sane(jnp.stack([step_x, step_y, step_slot]), state.polish_step),
         done=over | (failed & (state.settled >= CONFIRM)),
         f_calls=state.f_calls + taken[0] + 1,
-        g_calls=state.g_calls + taken[0] + taken[1] + 2,
+        g_calls=state.g_calls + taken[0] + taken[1] + 2 + SLOTS,
     )
 
 
