@@ -203,7 +203,7 @@ def kills(count: int = 200, seed: int = 0) -> dict[str, Any]:
 # Damage
 
 
-def damage(count: int = 1000, seed: int = 0, resumed: int = 20) -> dict[str, Any]:
+def damage(count: int = 1000, seed: int = 0, resumed: int = 7) -> dict[str, Any]:
     """Checkpoint folders harmed in every way files are; none may be read as if nothing were.
 
     Each is loaded, and every so many of them resumed to the end and compared, too.

@@ -479,6 +479,30 @@ def test_handlers_are_put_back_and_those_of_others_left(tmp_path):
     assert signal.set_wakeup_fd(before) == before
 
 
+def test_a_signal_that_comes_too_late_is_passed_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
+        with _checkpoint.Keeper(tmp_path, 0.0, cases.toy(), None, set()) as keeper:
+            signal.raise_signal(signal.SIGINT)
+            assert keeper.signals.received == signal.SIGINT
+
+
+def test_a_run_that_failed_can_be_put_right(tmp_path):
+    """The same failure again, or none where the function is mended."""
+    problem = lambda limit: cases.home(f=limit)
+    start = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
+    options = dict(steps=100, every=10, tol=0, throw=False)
+    go = lambda limit, **kept: pdbo.solve(
+        problem(limit), *start, pdbo.PDBO(primal_step=0.01), **options, **kept
+    )
+    kept = dict(checkpoint=tmp_path, checkpoint_every=0)
+    failed = go(0.1, **kept)
+    assert failed.result is pdbo.RESULTS.nonfinite
+    assert same(go(0.1, **kept), failed)
+    mended = go(np.inf, **kept)
+    assert mended.result is pdbo.RESULTS.max_steps and mended.steps == 100
+    assert leaves(mended.state) == leaves(go(np.inf).state)
+
+
 def test_outside_the_main_thread(whole, tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(run(tmp_path)))

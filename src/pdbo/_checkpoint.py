@@ -232,9 +232,11 @@ class Keeper:
         self.signals.__enter__()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, error: Any, *_: Any) -> None:
         self.signals.__exit__()
         self.folder.__exit__()
+        if self.signals.received and not self.number and error is None:
+            signal.raise_signal(self.signals.received)  # it came too late to be answered here
 
     def resume(self, run: State) -> tuple[Solution, dict[str, Any]] | None:
         """The last good checkpoint of this run and the driver's own notes in it."""

@@ -499,8 +499,10 @@ def _merged(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 def _ended(problem: Problem, saved: Solution, tol: float, until: int) -> Solution | None:
     """The outcome of a run that had ended when it was saved; None where it is to carry on."""
-    if saved.result in (RESULTS.nonfinite, RESULTS.diverged, RESULTS.multiplier_diverged):
+    if saved.result in (RESULTS.diverged, RESULTS.multiplier_diverged):
         return saved
+    if saved.result is RESULTS.nonfinite:  # f or g may have been put right
+        return saved if saved.steps >= until else None
     if saved.certificate is None:
         over = saved.steps >= until
         return _conclude(problem, saved.state, _RUNNING, tol, [saved.history]) if over else None
@@ -584,7 +586,7 @@ def _bottom(
     gained = max(float(history["f"][0] - f), 0.0)
     before = float(f)
     for factor in (1e3, 1e6):
-        x, found, residual = _along(problem, point.x, point.y, factor)
+        x, found, residual = _along(problem, point.x, point.y, jnp.asarray(factor))
         now = float(found)
         if not residual <= 1e-3 * float(1 + trees.max_abs(x)):
             return ""
