@@ -2,30 +2,38 @@
 
 Run as `python -m benchmarks.devices`, some parts of it as `python -m benchmarks.devices agreement
 loss cost sent`. What was measured is kept in benchmarks/records/devices.json, and docs/scaling.md
-and docs/scaling.png are made anew from it. All sockets are on loopback.
+and docs/scaling.png are made anew from it. All sockets are on loopback. On a busy machine
+collectives wait for threads that wait for a core: measure on a quiet one.
 """
 
 import json
 import os
 import pathlib
+import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import pdbo
+from pdbo.linear import cross_entropy, penalty
 
-from .record import FOLDER
+from .record import FOLDER, write
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = FOLDER / "devices.json"
 MARKS = ("<!-- figures: python -m benchmarks.devices -->", "<!-- end of figures -->")
 DEVICES, PROCESSES = (1, 2, 4, 8), (2, 3, 4)
-HEARTBEAT = 5.0
+HEARTBEAT = 10.0
 HOSTS = 64
 
 
@@ -46,8 +54,6 @@ def data(rows: int, columns: int, classes: int, dtype: Any, seed: int = 0) -> di
 
 def problem(given: dict[str, Any]) -> pdbo.Problem:
     """Validation loss over the weights that minimise the penalised training loss."""
-    from pdbo.linear import cross_entropy, penalty
-
     return pdbo.Problem(
         lambda x, w, d: cross_entropy(w, *d["validation"]),
         lambda x, w, d: cross_entropy(w, *d["train"]) + penalty(x, w),
@@ -74,8 +80,6 @@ def small() -> tuple[pdbo.Problem, tuple[Any, Any]]:
 
 def numbers(solution: Any) -> dict[str, Any]:
     """What a run found."""
-    import jax
-
     named = {k: getattr(solution, k) for k in ("x", "multiplier", "f", "g")}
     named |= solution.y | {"eps": solution.certificate.eps, "h": solution.history["h"]}
     return {k: np.asarray(jax.device_get(v)).tolist() for k, v in named.items()}
@@ -107,7 +111,7 @@ def address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def launch(arguments: list[str], devices: int = 1, single: bool = False) -> subprocess.Popen:
+def launch(arguments: list[str], devices: int = 1, single: bool = True) -> subprocess.Popen:
     """A Python process with so many devices, each of one thread if `single`."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     flags += " --xla_cpu_multi_thread_eigen=false" if single else ""
@@ -120,21 +124,18 @@ def launch(arguments: list[str], devices: int = 1, single: bool = False) -> subp
     )
 
 
-def call(function: str, *arguments: Any, processes: int = 1, **options: Any) -> Any:
-    """The result of a function of this module, from fresh processes that run it together."""
+def begin(
+    function: str, *arguments: Any, processes: int = 1, **options: Any
+) -> list[subprocess.Popen]:
+    """Fresh processes that run a function of this module together."""
     where = address()
-    running = [
-        launch(
-            [
-                "-m",
-                "benchmarks.devices",
-                "--call",
-                json.dumps([function, arguments, where, processes, rank]),
-            ],
-            **options,
-        )
-        for rank in range(processes)
-    ]
+    asked = [json.dumps([function, arguments, where, processes, r]) for r in range(processes)]
+    return [launch(["-m", "benchmarks.devices", "--call", text], **options) for text in asked]
+
+
+def call(function: str, *arguments: Any, processes: int = 1, **options: Any) -> list[Any]:
+    """What a function of this module returns in each of such processes."""
+    running = begin(function, *arguments, processes=processes, **options)
     ended = [p.communicate(timeout=1800) for p in running]
     for process, (_, err) in zip(running, ended, strict=True):
         if process.returncode:
@@ -148,7 +149,7 @@ def answer(text: str) -> None:
     if processes == 1:
         print(json.dumps(globals()[function](*arguments)))
         return
-    with pdbo.distributed(where, processes, rank, heartbeat=60):
+    with pdbo.distributed(where, processes, rank, heartbeat=HEARTBEAT):
         print(json.dumps(globals()[function](*arguments)))
 
 
@@ -157,8 +158,6 @@ def answer(text: str) -> None:
 
 def on_devices() -> dict[str, float]:
     """How far runs on 2, 4 and 8 devices are from the run on one."""
-    import jax
-
     plain, point = small()
     calls: dict[str, Callable[[pdbo.Problem], dict[str, Any]]] = {
         "PDBO": lambda p: numbers(solve(p, "PDBO")),
@@ -199,15 +198,63 @@ def agreement() -> dict[str, float]:
     return found
 
 
+# Loss
+
+
+def kept(folder: str, steps: int) -> dict[str, Any]:
+    """A run on all devices of all processes that leaves a checkpoint at every record."""
+    given, point = small()
+    solution = pdbo.solve(
+        pdbo.shard(given),
+        *point,
+        pdbo.PDBO(inner_step=1.0),
+        steps=steps,
+        every=10,
+        tol=0,
+        checkpoint=folder,
+        checkpoint_every=0,
+    )
+    return numbers(solution) | {"steps": solution.steps}
+
+
+def loss() -> dict[str, Any]:
+    """Each of three processes killed in turn, then two processes that carry on."""
+    found = {}
+    for lost in range(3):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            running = begin("kept", name, 10**9, processes=3)
+            while len(list(folder.glob("*.pdbo"))) < 2:
+                if any(p.poll() is not None for p in running):
+                    raise RuntimeError(running[0].communicate()[1])
+                time.sleep(0.05)
+            began = time.monotonic()
+            running[lost].send_signal(signal.SIGKILL)
+            others = [p for rank, p in enumerate(running) if rank != lost]
+            for process in others:
+                process.wait(60)
+            seconds = time.monotonic() - began
+            last = [p.communicate()[1].splitlines()[-1] for p in others]
+            saved = max(int(re.sub(r"\D", "", path.stem)) for path in folder.glob("*.pdbo"))
+            resumed = call("kept", name, saved + 100, processes=2)[0]
+            with tempfile.TemporaryDirectory() as fresh:
+                (reference,) = call("kept", fresh, saved + 100)
+            found[f"process {lost}"] = {
+                "seconds": seconds,
+                "heartbeat": HEARTBEAT,
+                "named": all(f"process {lost} of 3 is lost" in line for line in last),
+                "codes": [p.returncode for p in others],
+                "resumed at": saved,
+                "apart": apart(resumed, reference),
+            }
+    return found
+
+
 # Cost
 
 
 def iteration(rows: int, columns: int, classes: int, steps: int, repeats: int) -> float:
     """Seconds of one PDBO iteration on all the devices there are, in single precision."""
-    import equinox as eqx
-    import jax
-    import jax.numpy as jnp
-
     given = problem(data(rows, columns, classes, np.float32))
     given = pdbo.shard(given) if jax.device_count() > 1 else given
     solver = pdbo.PDBO(inner_step=1.0)
@@ -239,8 +286,7 @@ def cost(repeats: int = 5) -> dict[str, Any]:
     def seconds(rows: int, devices: int = 1, processes: int = 1) -> float:
         steps = max(3, min(200, 2**20 // rows))
         arguments = (rows, *SIZE.values(), steps, repeats)
-        options = {"devices": devices, "processes": processes, "single": True}
-        return max(call("iteration", *arguments, **options))
+        return max(call("iteration", *arguments, devices=devices, processes=processes))
 
     return {
         "rows": {n: seconds(n) for n in ROWS},
@@ -281,15 +327,110 @@ def sent() -> dict[str, Any]:
     return call("an_iteration", devices=2)[0]
 
 
-PARTS: dict[str, Callable[[], Any]] = {"agreement": agreement, "cost": cost, "sent": sent}
+# Record, page and picture
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "agreement": agreement, "loss": loss, "cost": cost, "sent": sent
+}  # fmt: skip
+
+
+def figures(record: dict[str, Any]) -> str:
+    """The tables of docs/scaling.md."""
+    results, lines = record["results"], []
+    about = f"{record['platform']}, JAX {record['versions']['jax']}"
+    lines += [f"Measured on {about}.", "", "| compared with one device | largest difference |"]
+    lines += ["|---|---|"]
+    lines += [f"| {name} | {value:.1e} |" for name, value in results["agreement"].items()]
+    lines += ["", "| killed | the others ended after | heartbeat | named | relaunched with two |"]
+    lines += ["|---|---|---|---|---|"]
+    for name, row in results["loss"].items():
+        named = "by all" if row["named"] else "no"
+        lines.append(
+            f"| {name} of 3 | {row['seconds']:.1f} s | {row['heartbeat']:.0f} s | {named} | "
+            f"from step {row['resumed at']}, {row['apart']:.1e} from an undisturbed run |"
+        )
+    lines += ["", "| | " + " | ".join(f"{k}" for k in DEVICES) + " |"]
+    lines += ["|---|" + "---|" * len(DEVICES)]
+    for name in ("strong, devices", "weak, devices", "strong, processes", "weak, processes"):
+        row = results["cost"][name]
+        cells = [f"{1e3 * row[str(k)]:.1f} ms" if str(k) in row else "" for k in DEVICES]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", f"| an iteration | variables | collectives | bytes sent a host, of {HOSTS} |"]
+    lines += ["|---|---|---|---|"]
+    for name, row in results["sent"].items():
+        lines.append(
+            f"| {name} | {row['variables']:,} | {row['operations']} | {row['sent']:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(record: dict[str, Any], path: pathlib.Path) -> None:
+    """Cost per iteration against rows, and against devices and processes."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    cost = record["results"]["cost"]
+    cores = int(record["platform"].split(", ")[1].split()[0])
+    left, right = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")[1]
+    rows = np.array([int(n) for n in cost["rows"]])
+    seconds = np.array(list(cost["rows"].values()))
+    left.loglog(rows, 1e3 * seconds, "o-", color="#0072B2", label="measured")
+    left.loglog(
+        rows, 1e3 * seconds[-1] * rows / rows[-1], ":", color="#888888", label="in proportion"
+    )
+    left.set(xlabel="rows of data", ylabel="ms an iteration", title="one device, one thread")
+    left.legend(frameon=False)
+    shown = {"devices": ("#0072B2", "o"), "processes": ("#D55E00", "s")}
+    for kind, (color, mark) in shown.items():
+        for name, dash in (("strong", "-"), ("weak", "--")):
+            row = cost[f"{name}, {kind}"]
+            count = np.array([int(k) for k in row])
+            ratio = np.array(list(row.values())) / row["1"]
+            label = f"{name} scaling, {kind}"
+            right.loglog(count, ratio, dash, marker=mark, color=color, label=label)
+    count = np.array(DEVICES)
+    right.loglog(count, 1 / np.minimum(count, cores), ":", color="#888888", label="ideal, strong")
+    right.axvline(cores, color="#888888", linewidth=0.8)
+    right.annotate(f"{cores} cores", (cores, 0.98), xycoords=("data", "axes fraction"),
+                   ha="right", va="top", rotation=90, color="#555555")  # fmt: skip
+    right.set(xlabel="devices or processes", ylabel="time, one device = 1")
+    right.set_xticks(count, [str(k) for k in count])
+    right.minorticks_off()
+    right.legend(frameon=False, fontsize=7)
+    plt.gcf().savefig(path, dpi=150)
+
+
+def main(wanted: list[str]) -> None:
+    """Measure, keep the record, and make the page and its picture anew."""
+    results = json.loads(RECORD.read_text())["results"] if RECORD.exists() else {}
+    settings = {
+        "small": SMALL, "steps": STEPS, "size": SIZE, "rows": {"weak": WEAK, "strong": STRONG},
+        "threads": "one a device",
+    }  # fmt: skip
+    for name in wanted:
+        results[name] = json.loads(json.dumps(PARTS[name]()))
+        print(name, json.dumps(results[name], indent=1), flush=True)
+        write(RECORD.stem, settings, results)
+    if set(results) == set(PARTS):
+        page()
+
+
+def page() -> None:
+    """docs/scaling.md and docs/scaling.png from the record."""
+    record = json.loads(RECORD.read_text())
+    draw(record, ROOT / "docs" / "scaling.png")
+    path = ROOT / "docs" / "scaling.md"
+    pattern = re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1])
+    text = "\n".join((MARKS[0], figures(record), MARKS[1]))
+    path.write_text(re.sub(pattern, lambda _: text, path.read_text(), flags=re.S))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--call"]:
         answer(sys.argv[2])
-        sys.exit()
-    wanted = sys.argv[1:] or list(PARTS)
-    results = json.loads(RECORD.read_text())["results"] if RECORD.exists() else {}
-    for name in wanted:
-        results[name] = PARTS[name]()
-        print(name, json.dumps(results[name], indent=1), flush=True)
+    elif sys.argv[1:2] == ["--page"]:
+        page()
+    else:
+        main(sys.argv[1:] or list(PARTS))

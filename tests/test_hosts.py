@@ -12,7 +12,7 @@ from pdbo import _hosts as hosts
 from processes import finish, free_address, python, start
 from split import SOLVER, X0, Y0, numbers, problem, worst
 
-HEARTBEAT = 3
+HEARTBEAT = 8
 
 SOLVE = f"""
     import pdbo

@@ -251,7 +251,7 @@ def solve(
     ] = None,
     heartbeat: Annotated[
         float | None,
-        typer.Option(help="Seconds without a sign of life after which a process is lost; 10."),
+        typer.Option(help="Seconds without a sign of life after which a process is lost; 30."),
     ] = None,
 ) -> int:
     """Solve a problem of your own: print its certificate, keep a record, a figure and a page.

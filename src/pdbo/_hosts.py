@@ -22,7 +22,7 @@ LOST = 3
 """The exit code of a process whose run another one was lost to."""
 
 LOOPBACK = "127.0.0.1:47163"
-HEARTBEAT = 10.0
+HEARTBEAT = 30.0
 _MEETING = 60  # seconds the processes wait for each other at the beginning
 
 

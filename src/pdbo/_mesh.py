@@ -7,8 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
+
+from ._errors import ProblemError
+
+
+def mesh_of(mesh: Any) -> Mesh:
+    """A mesh whose axes are left to the compiler: the one given, or of every device there is."""
+    if mesh is None:
+        return Mesh(np.asarray(jax.devices()), ("data",))
+    if not isinstance(mesh, Mesh):
+        raise ProblemError(
+            f"mesh must be a jax.sharding.Mesh such as jax.make_mesh((8,), ('data',)), "
+            f"got {type(mesh).__name__}."
+        )
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
 
 def whole(mesh: Mesh) -> NamedSharding:

@@ -5,14 +5,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from ._batches import Batches
 from ._errors import DataReplicated, ProblemError
-from ._mesh import everywhere, put, rows, whole
-from ._problem import Problem, check_problem, kind
+from ._mesh import everywhere, mesh_of, put, rows, whole
+from ._problem import Problem, check_problem
 from .linear import SparseMatrix, SplitMatrix
 
 
@@ -45,7 +44,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
         )
     if isinstance(problem.data, Batches) and problem.data.sources:
         raise ProblemError("examples that a Source fetches cannot be split over devices.")
-    mesh = _automatic(mesh)
+    mesh = mesh_of(mesh)
     uneven = []
 
     def one(path: Any, leaf: Any, wanted: bool) -> Any:
@@ -79,18 +78,6 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
 
 def _is_matrix(node: Any) -> bool:
     return isinstance(node, SparseMatrix)
-
-
-def _automatic(mesh: Any) -> Mesh:
-    """The mesh, its axes left to the compiler whatever they were declared to be."""
-    if mesh is None:
-        return Mesh(np.asarray(jax.devices()), ("data",))
-    if not isinstance(mesh, Mesh):
-        raise ProblemError(
-            f"mesh must be a jax.sharding.Mesh such as jax.make_mesh((8,), ('data',)), "
-            f"got {kind(mesh)}."
-        )
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
 
 
 def _flags(data: PyTree, split: PyTree) -> PyTree:

@@ -1,0 +1,93 @@
+"""Arrays that no host holds whole, written and read by all hosts together through Orbax."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, PyTree
+
+from ._errors import CheckpointError, brief
+from ._mesh import mesh_of, rows, whole
+
+
+def save(path: Any, tree: PyTree) -> None:
+    """Write nested dicts and lists of arrays, spread over devices or not, to a new folder.
+
+    Every process calls this; on many hosts the folder must be one that all of them see. Orbax
+    itself reads most damaged files without a word, so checksums are kept beside the arrays.
+    """
+    ocp = _orbax()
+    path = pathlib.Path(path).absolute()
+    if path.exists():
+        raise CheckpointError(f"{path} is there already: choose another folder.")
+    sums = {f"sum {i}": _checksum(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(path, {"arrays": tree, "sums": sums})
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be written: {brief(error)}.") from None
+
+
+def load(path: Any, mesh: Mesh | None = None) -> PyTree:
+    """Read what `save` wrote, split over the devices of a mesh as `pdbo.shard` splits data.
+
+    Handed to `Problem` as data and then to `shard` with the same mesh, it stays where it is. The
+    mesh may be another than the one the arrays were written from; None is every device there is.
+    """
+    ocp = _orbax()
+    path = pathlib.Path(path).absolute()
+    mesh = mesh_of(mesh)
+    if not path.is_dir():
+        raise CheckpointError(f"there is no folder {path}.")
+
+    def place(leaf: Any) -> jax.ShapeDtypeStruct:
+        split = leaf.shape and leaf.shape[0] >= mesh.size and leaf.shape[0] % mesh.size == 0
+        sharding = rows(mesh) if split else whole(mesh)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            kept = checkpointer.metadata(path).item_metadata.tree
+            found = checkpointer.restore(path, jax.tree.map(place, kept))
+        arrays, sums = found["arrays"], found["sums"]
+        named = jax.tree_util.tree_leaves_with_path(arrays)
+        same = [int(sums[f"sum {i}"]) == int(_checksum(a)) for i, (_, a) in enumerate(named)]
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {brief(error)}.") from None
+    for (where, _), good in zip(named, same, strict=True):
+        if not good:
+            name = jax.tree_util.keystr(where)
+            raise CheckpointError(f"{path} is damaged: {name} is not what was written.")
+    return arrays
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint as ocp
+    except ImportError:
+        raise CheckpointError(
+            "arrays across hosts need Orbax, which is not installed: pip install 'pdbo[orbax]'."
+        ) from None
+    return ocp
+
+
+@jax.jit
+def _checksum(array: Array) -> Array:
+    """A sum of all words of an array, each with an odd factor from its place.
+
+    However the array is spread over devices it is the same; a flipped bit always changes it.
+    """
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    size = np.dtype(array.dtype).itemsize
+    words = lax.bitcast_convert_type(array, {1: jnp.uint8, 2: jnp.uint16}.get(size, jnp.uint32))
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis, length in enumerate(words.shape):
+        index = lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        place = place * jnp.uint32(length) + index
+    factor = (place * jnp.uint32(2654435761)) ^ (place >> 15)
+    return jnp.sum(words.astype(jnp.uint32) * (factor | 1), dtype=jnp.uint32)
