@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse
 
 import pdbo
-from pdbo.linear import SparseMatrix
+from pdbo.linear import DenseMatrix, SparseMatrix
 
 ROWS, COLUMNS = 48, 4
 X0, Y0 = np.zeros(ROWS), np.full(COLUMNS, 0.1)
@@ -20,7 +20,7 @@ def problem() -> pdbo.Problem:
     train, validation = draw.normal(size=(2, ROWS, COLUMNS))
     data = {
         "train": (train, train @ truth + 0.1 * draw.normal(size=ROWS)),
-        "validation": (validation, validation @ truth),
+        "validation": (DenseMatrix.from_array(validation), validation @ truth),
         "sparse": SparseMatrix.from_scipy(
             scipy.sparse.random_array((ROWS, COLUMNS), density=0.5, rng=draw)
         ),

@@ -25,6 +25,8 @@ AGREE = """
     sharded = pdbo.shard(plain, mesh)
     rows = {leaf.addressable_shards[0].data.shape[0] for leaf in sharded.data["train"]}
     assert rows == {ROWS // 8}, rows
+    dense = sharded.data["validation"][0].transposed
+    assert dense.addressable_shards[0].data.shape == (COLUMNS, ROWS // 8)
     apart = {}
     runs = [pdbo.solve(p, X0, Y0, SOLVER, steps=60, every=30, tol=0) for p in (sharded, plain)]
     apart["solve"] = worst(*map(numbers, runs))

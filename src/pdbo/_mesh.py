@@ -30,9 +30,9 @@ def whole(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def rows(mesh: Mesh) -> NamedSharding:
-    """The devices share an array out along its leading axis."""
-    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """The devices share an array out along its leading axis, or another."""
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, mesh.axis_names))
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:

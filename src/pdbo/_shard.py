@@ -12,14 +12,14 @@ from ._batches import Batches
 from ._errors import DataReplicated, ProblemError
 from ._mesh import everywhere, mesh_of, put, rows, whole
 from ._problem import Problem, check_problem
-from .linear import SparseMatrix, SplitMatrix
+from .linear import DenseMatrix, SparseMatrix, SplitMatrix
 
 
 def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -> Problem:
     """The same problem with its data split over the devices of a mesh, row by row.
 
     `solve`, `certify`, `multistart` and `compare` take it as they take any problem. Every leaf of
-    the data is split along its leading axis, a `pdbo.linear.SparseMatrix` by its rows; x and y are
+    the data is split along its leading axis, a matrix of `pdbo.linear` by its rows; x and y are
     held by every device, and the compiler adds the sums over the devices that f, g and their
     gradients need. The functions stay as they are.
 
@@ -48,7 +48,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     uneven = []
 
     def one(path: Any, leaf: Any, wanted: bool) -> Any:
-        if not isinstance(leaf, SparseMatrix | jax.Array):
+        if not isinstance(leaf, jax.Array | SparseMatrix | DenseMatrix):
             return leaf
         if isinstance(leaf, jax.Array) and leaf.sharding.device_set == whole(mesh).device_set:
             return leaf
@@ -59,6 +59,8 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
             return everywhere(mesh, leaf)
         if isinstance(leaf, SparseMatrix):
             leaf = SplitMatrix.of(leaf, mesh)
+        if isinstance(leaf, DenseMatrix):  # its rows are the columns of what it keeps
+            return DenseMatrix(put(leaf.transposed, rows(mesh, 1)))
         return jax.tree.map(lambda array: put(array, rows(mesh)), leaf)
 
     data = jax.tree_util.tree_map_with_path(
@@ -77,7 +79,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
 
 
 def _is_matrix(node: Any) -> bool:
-    return isinstance(node, SparseMatrix)
+    return isinstance(node, SparseMatrix | DenseMatrix)
 
 
 def _flags(data: PyTree, split: PyTree) -> PyTree:
