@@ -173,3 +173,11 @@ def test_open_mpi_5_says_who_we_are(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
     with pytest.raises(pdbo.ProblemError, match="address is needed"):
         hosts._join(None, None, None, 10.0)
+
+
+def test_the_command_asks_for_distributed(capsys):
+    from pdbo import _cli
+
+    assert _cli.run(["solve", f"{__file__}:problem", "--rank", "0"]) == _cli.BAD_INPUT
+    assert capsys.readouterr().err == "pdbo: --rank needs --distributed.\n"
+    assert _cli.LOST == hosts.LOST
