@@ -84,7 +84,7 @@ _NAMES = {
     "PDBO Point ProximalPDBO Solver VPBGD",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = ("linear", "orbax", "problems", "solvers")
+_SUBMODULES = ("linear", "orbax", "problems", "sklearn", "solvers")
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -90,7 +90,7 @@ def _digits() -> Images:
     """The 1,797 digits of scikit-learn, the last third for testing."""
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = (np.asarray(v) for v in load_digits(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(labels))
     pixels, labels = pixels[order].astype(np.float32) / 16, labels[order].astype(np.int32)
     cut = 1200

@@ -27,7 +27,7 @@ def splits(seed: int, count: int) -> dict[str, np.ndarray]:
     """Thirds for training, validation and testing, `count` times; pixels from 0 to 1."""
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = (np.asarray(v) for v in load_digits(return_X_y=True))
     third = len(labels) // 3
     draws = [np.random.default_rng([seed, k]).permutation(len(labels)) for k in range(count)]
     parts = {

@@ -152,7 +152,11 @@ class AIDConjugateGradient(ImplicitSolver):
 
 
 def conjugate_gradient(
-    operator: Operator, b: PyTree, steps: int, start: PyTree | None = None
+    operator: Operator,
+    b: PyTree,
+    steps: Any,
+    start: PyTree | None = None,
+    tolerance: Any = None,
 ) -> PyTree:
     r"""At most so many steps of conjugate gradients on $A v = b$, from zero or a given start.
 
@@ -160,12 +164,13 @@ def conjugate_gradient(
     $p^\top A p \le 8 \epsilon\, \sigma\, \|p\|^2$ with $\sigma$ the largest $\|Ap\| / \|p\|$ so
     far and $\epsilon$ the rounding unit, and after a step that leaves a residual of at most
     $\epsilon \|b\|$. So v is finite for any symmetric A, and with enough steps a solution where
-    there is one and A is semidefinite.
+    there is one and A is semidefinite. The products are made all the same; with a tolerance, the
+    residual relative to b that is good enough, none is made after the end.
     """
     v = trees.zeros_like(b) if start is None else start
     r = b if start is None else trees.sub(b, operator(start))
     eps = jnp.finfo(trees.dtype(b)).eps
-    enough = (eps * trees.norm(b)) ** 2
+    enough = ((eps if tolerance is None else jnp.maximum(eps, tolerance)) * trees.norm(b)) ** 2
     rr = trees.dot(r, r)
 
     def one(_: Any, s: tuple) -> tuple:
@@ -183,7 +188,12 @@ def conjugate_gradient(
         return v, r, p, left, size, going
 
     state: tuple[Array, ...] = (v, r, r, rr, jnp.zeros_like(rr), rr > enough)
-    return lax.fori_loop(0, steps, one, state)[0]
+    if tolerance is None:
+        return lax.fori_loop(0, steps, one, state)[0]
+    numbered = (jnp.zeros((), jnp.int32), state)
+    return lax.while_loop(
+        lambda s: s[1][-1] & (s[0] < steps), lambda s: (s[0] + 1, one(*s)), numbered
+    )[1][0]
 
 
 def _free(constraint: Set, y: PyTree) -> Operator:

@@ -1,0 +1,301 @@
+"""The bilevel problem of a penalised linear model, and descent along its implicit gradient.
+
+x holds the logarithms of the penalties, y the weights of one model for each split: the inner
+function fits every model to the training part of its split, the outer one is their loss on the
+parts held out.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, PyTree
+
+from .. import _trees as trees
+from .._problem import Problem
+from ..solvers._aid import conjugate_gradient
+
+
+class Data(eqx.Module):
+    """What f and g are functions of, beside penalties and weights.
+
+    Attributes:
+        X: the features, a dense matrix or a `SparseMatrix`.
+        shift: taken from every row of X, so that intercept and weights are as good as decoupled.
+        target: labels from 0 on, or the columns to be predicted.
+        train, held: for each split a weight for every row.
+        square: for each split and feature the sum of squares over its training part.
+        log_scale: for each feature the logarithm of its variance, centred.
+        groups: for each feature which of the free penalties is its own; None where every weight
+            has one.
+        intercept: 1, or 0 for a model without intercept.
+    """
+
+    X: Any
+    shift: Array
+    target: Array
+    train: Array
+    held: Array
+    square: Array
+    log_scale: Array
+    groups: Array | None
+    intercept: Array
+
+
+class Loss(NamedTuple):
+    """The loss of a row from scores and target, its curvature in every score, and whether the
+    scores are right, where that can be said."""
+
+    rows: Callable[[Array, Array], Array]
+    curvature: Callable[[Array], Array]
+    right: Callable[[Array, Array], Array] | None = None
+
+
+def _logistic(scores: Array, target: Array) -> Array:
+    if scores.shape[-1] == 1:  # two classes
+        z = scores[..., 0]
+        return jax.nn.softplus(z) - target.astype(z.dtype) * z
+    right = target[:, None] == jnp.arange(scores.shape[-1], dtype=target.dtype)
+    return jax.nn.logsumexp(scores, -1) - jnp.sum(jnp.where(right, scores, 0), -1)
+
+
+def _logistic_curvature(scores: Array) -> Array:
+    two = scores.shape[-1] == 1
+    p = jax.nn.sigmoid(scores) if two else jax.nn.softmax(scores, -1)
+    return p * (1 - p)
+
+
+def _right(scores: Array, target: Array) -> Array:
+    if scores.shape[-1] == 1:
+        return (scores[..., 0] > 0) == (target > 0)
+    return jnp.argmax(scores, -1).astype(target.dtype) == target
+
+
+LOGISTIC = Loss(_logistic, _logistic_curvature, _right)
+SQUARED = Loss(lambda scores, target: 0.5 * jnp.sum((scores - target) ** 2, -1), jnp.ones_like)
+
+
+def log_penalties(x: PyTree, data: Data) -> Array:
+    """For each split, feature and output (or one for all outputs) the logarithm of the penalty."""
+    each = x["each"] if data.groups is None else x["each"][:, data.groups, None]
+    return x["level"] + x["exponent"] * data.log_scale[:, None] + each
+
+
+def scores(w: PyTree, data: Data) -> Array:
+    """For each split the scores of every row."""
+
+    def one(weights: Array, offsets: Array) -> Array:
+        return data.X @ weights + (data.intercept * offsets - data.shift @ weights)
+
+    return jax.vmap(one)(w["weights"], w["offsets"])
+
+
+def losses(loss: Loss, w: PyTree, data: Data) -> Array:
+    """For each split the loss of every row."""
+    return jax.vmap(loss.rows, (0, None))(scores(w, data), data.target)
+
+
+def _means(weight: Array, rows: Array) -> Array:
+    """For each split the mean of the rows' losses by these weights."""
+    return jnp.sum(weight * rows, 1) / jnp.sum(weight, 1)
+
+
+def make_problem(loss: Loss, data: Data) -> Problem:
+    """The bilevel problem over log-penalties x and weights w."""
+    return Problem(*_FUNCTIONS[loss], data=data)
+
+
+def _functions(loss: Loss) -> tuple[Callable, Callable]:
+    def held_out(x: PyTree, w: PyTree, data: Data) -> Array:
+        return jnp.mean(_means(data.held, losses(loss, w, data)))
+
+    def fitted(x: PyTree, w: PyTree, data: Data) -> Array:
+        value = 0.5 * jnp.sum(jnp.exp(log_penalties(x, data)) * w["weights"] ** 2)
+        if loss is LOGISTIC and w["offsets"].shape[-1] > 1:
+            # all classes' intercepts can be raised together: of these the sum of zero is taken
+            value += 0.5 * jnp.sum(jnp.sum(w["offsets"], -1) ** 2)
+        return jnp.sum(data.train * losses(loss, w, data)) + value
+
+    return held_out, fitted
+
+
+_FUNCTIONS = {loss: _functions(loss) for loss in (LOGISTIC, SQUARED)}  # made once: jit knows them
+
+
+def _scale(loss: Loss, x: PyTree, w: PyTree, data: Data) -> PyTree:
+    """One over the root of the inner Hessian's diagonal, roughly: CG is run in these units."""
+    total = jnp.sum(data.train, 1)[:, None]
+    share = data.train[..., None] * loss.curvature(scores(w, data))
+    bend = jnp.sum(share, 1) / total  # for each split and output the mean curvature of a score
+    bend = jnp.maximum(bend, jnp.sqrt(jnp.finfo(bend.dtype).eps))
+    weights = bend[:, None, :] * data.square[:, :, None] + jnp.exp(log_penalties(x, data))
+    offsets = bend * total + float(loss is LOGISTIC)
+    return jax.tree.map(lambda a: 1 / jnp.sqrt(a), {"weights": weights, "offsets": offsets})
+
+
+class Effort(NamedTuple):
+    """How far an inner solve goes: Newton steps, CG steps in each, decrement, CG accuracy."""
+
+    newton: Any
+    linear: Any
+    tol: Any
+    accuracy: Any
+
+
+def _times(a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(jnp.multiply, a, b)
+
+
+def _direct(hessian: Callable[[PyTree], PyTree], b: PyTree) -> PyTree:
+    """The solution of `hessian(v) = b`, split by split, by a factorisation."""
+    splits = jax.tree.leaves(b)[0].shape[0]
+    _, back = ravel_pytree(jax.tree.map(lambda v: v[0], b))
+
+    def flat(v: PyTree) -> Array:
+        return jnp.concatenate([leaf.reshape(splits, -1) for leaf in jax.tree.leaves(v)], 1)
+
+    def column(unit: Array) -> Array:
+        one = back(unit)
+        return flat(hessian(jax.tree.map(lambda v: jnp.broadcast_to(v, (splits, *v.shape)), one)))
+
+    right = flat(b)
+    blocks = jax.vmap(column, out_axes=2)(jnp.eye(right.shape[1], dtype=right.dtype))
+    diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
+    unit = 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
+    # what has no curvature is given a little
+    little = 100 * jnp.finfo(right.dtype).eps * jnp.eye(right.shape[1], dtype=right.dtype)
+    blocks = blocks * unit[:, :, None] * unit[:, None, :] + little
+    # not by Cholesky: what rounding has made indefinite is solved all the same
+    solution = jnp.linalg.solve(blocks, (right * unit)[..., None])[..., 0]
+    return jax.vmap(back)(solution * unit)
+
+
+class Descent(NamedTuple):
+    """The state of the outer loop: x, the weights there, the last adjoint and Adam's moments."""
+
+    x: PyTree
+    w: PyTree
+    adjoint: PyTree
+    mean: PyTree
+    square: PyTree
+    t: Array
+
+
+def begin(x: PyTree, w: PyTree) -> Descent:
+    """The state before the first step."""
+    zero, none = trees.zeros_like(x), trees.zeros_like(w)
+    return Descent(x, w, none, zero, zero, jnp.zeros((), jnp.int32))
+
+
+class _Solve(NamedTuple):
+    """The inner solve: weights, adjoint, Newton decrement per root of a sample, steps, its end."""
+
+    w: PyTree
+    adjoint: PyTree
+    decrement: Array
+    taken: Array
+    done: Array
+
+
+def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort, direct: bool) -> _Solve:
+    """Newton steps on the weights until they have settled, then the adjoint system.
+
+    Both have the same Hessian, so one loop serves them: its last turn is the adjoint's.
+    """
+    x, data = state.x, problem.data
+    count = jnp.sum(data.train)
+    eps = jnp.finfo(count.dtype).eps
+
+    def turn(s: _Solve) -> _Solve:
+        settled = (s.taken >= effort.newton) | (s.decrement <= effort.tol)
+        slope, hessian = jax.linearize(jax.grad(lambda w: problem.inner(x, w)), s.w)
+        aim = trees.where(settled, jax.grad(problem.outer, 1)(x, s.w), slope)
+        if direct:
+            v = _direct(hessian, aim)
+        else:
+            scale = _scale(loss, x, s.w, data)
+            guess = trees.where(settled, jax.tree.map(jnp.divide, s.adjoint, scale), zero)
+            v = conjugate_gradient(
+                lambda v: _times(scale, hessian(_times(scale, v))),
+                _times(scale, aim),
+                effort.linear,
+                guess,
+                tolerance=effort.accuracy,
+            )
+            v = _times(scale, v)
+        gain = trees.dot(slope, v)
+        value = problem.inner(x, s.w)
+        rounding = 8 * eps * jnp.abs(value)
+
+        def too_far(t: Array) -> Array:
+            after = problem.inner(x, trees.axpy(-t, v, s.w))
+            return ~settled & ~(after <= value - 1e-4 * t * gain + rounding) & (t > 1e-6)
+
+        t = lax.while_loop(too_far, lambda t: t / 2, jnp.ones_like(value))
+        return _Solve(
+            trees.where(settled, s.w, trees.axpy(-t, v, s.w)),
+            trees.where(settled, v, s.adjoint),
+            jnp.where(settled, s.decrement, jnp.sqrt(jnp.maximum(gain, 0) / count)),
+            jnp.where(settled, s.taken, s.taken + 1),
+            settled,
+        )
+
+    zero = trees.zeros_like(state.w)
+    start = _Solve(state.w, state.adjoint, count + jnp.inf, jnp.zeros((), jnp.int32), count < 0)
+    return lax.while_loop(lambda s: ~s.done, turn, start)
+
+
+class Report(NamedTuple):
+    """Of the penalties a step started from: for each split the loss on the rows watched and the
+    share of right answers, and how far the weights had settled, after how many Newton steps."""
+
+    losses: Array
+    right: Array
+    decrement: Array
+    taken: Array
+
+
+@eqx.filter_jit
+def step(
+    loss: Loss,
+    problem: Problem,
+    watched: Array,
+    state: Descent,
+    rate: PyTree,
+    effort: Effort,
+    direct: bool = False,
+) -> tuple[Descent, Report]:
+    r"""One step of Adam along the hypergradient $-\nabla^2_{xw} g\,(\nabla^2_{ww} g)^{-1}\nabla f$.
+
+    The weights of the state returned belong to the penalties of the state given. Linear systems
+    are solved by CG, or where `direct` by a factorisation.
+    """
+    x, data = state.x, problem.data
+    inner = _inner(loss, problem, state, effort, direct)
+    reached = scores(inner.w, data)
+    rows = jax.vmap(loss.rows, (0, None))(reached, data.target)
+    right = jnp.zeros_like(rows)
+    if loss.right is not None:
+        right = loss.right(reached, data.target).astype(rows.dtype)
+    report = Report(_means(watched, rows), _means(watched, right), inner.decrement, inner.taken)
+    _, cross = jax.vjp(lambda x: jax.grad(problem.inner, 1)(x, inner.w), x)
+    gradient = trees.scale(-1, cross(inner.adjoint)[0])
+
+    t = state.t + 1
+    age = t.astype(rows.dtype)
+    mean = jax.tree.map(lambda m, g: 0.8 * m + 0.2 * g, state.mean, gradient)
+    square = jax.tree.map(lambda s, g: 0.95 * s + 0.05 * g**2, state.square, gradient)
+
+    def moved(x: Array, m: Array, s: Array, rate: Array) -> Array:
+        size = jnp.sqrt(s / (1 - 0.95**age))
+        # those of a small gradient do not go as far as the others
+        there = jnp.maximum(jnp.sum((size > 0).astype(size.dtype)), 1)  # the rest is padding
+        floor = 0.1 * jnp.sum(size) / there + jnp.finfo(size.dtype).tiny
+        return x - rate * m / (1 - 0.8**age) / (size + floor)
+
+    x = jax.tree.map(moved, x, mean, square, rate)
+    return Descent(x, inner.w, inner.adjoint, mean, square, t), report

@@ -1,0 +1,300 @@
+"""The scikit-learn estimators: its own checks, and the facts they promise."""
+
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+import scipy.sparse
+from sklearn.datasets import load_diabetes, load_wine
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
+
+from cases import COMPILED
+from pdbo.sklearn import BilevelLogisticRegression, BilevelRidge, _search
+from pdbo.sklearn._penalties import Effort, begin, step
+from pdbo.sklearn._search import Plan, Search, Table
+
+X, Y = load_wine(return_X_y=True)
+X = StandardScaler().fit_transform(X)
+GROUPS = ["a"] * 5 + ["b"] * 8
+PERS = ("scalar", "feature", "weight", "group")
+
+
+def classifier(per="feature", **options):
+    options = {"random_state": 0, "groups": GROUPS if per == "group" else None, **options}
+    return BilevelLogisticRegression(per, **options)
+
+
+@parametrize_with_checks([BilevelLogisticRegression(), BilevelRidge()])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("kind", [BilevelLogisticRegression, BilevelRidge])
+def test_check_estimator(kind):
+    outcomes = check_estimator(kind("scalar"), on_skip=None, on_fail=None)
+    assert len(outcomes) > 40
+    failed = [(o["check_name"], o["exception"]) for o in outcomes if o["status"] == "failed"]
+    assert not failed and not any(o["status"] == "xfail" for o in outcomes)
+
+
+# What is fitted: against scikit-learn's own solvers.
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_one_penalty_is_logistic_regression(classes):
+    x, y = X[classes > Y], Y[classes > Y]
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(y))
+    ours = classifier("scalar").fit(x, y, sample_weight=weight)
+    theirs = LogisticRegression(C=1 / ours.penalty_, tol=1e-10, max_iter=10_000)
+    theirs.fit(x, y, sample_weight=weight)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-4)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-4)
+    np.testing.assert_allclose(ours.predict_proba(x), theirs.predict_proba(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_penalty_per_feature_is_a_scaling_of_the_features(intercept):
+    ours = classifier(fit_intercept=intercept).fit(X, Y)
+    unit = np.sqrt(ours.penalty_)
+    theirs = LogisticRegression(C=1, tol=1e-10, max_iter=10_000, fit_intercept=intercept)
+    theirs.fit(X / unit, Y)
+    np.testing.assert_allclose(ours.coef_ * unit, theirs.coef_, atol=1e-4)
+    expected = theirs.decision_function(X / unit)
+    np.testing.assert_allclose(ours.decision_function(X), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_the_weights_are_stationary_for_the_penalties(per):
+    model = classifier(per).fit(X, Y)
+    shapes = {"scalar": (), "feature": (13,), "weight": (3, 13), "group": (2,)}
+    assert np.shape(model.penalty_) == shapes[per]
+    penalty = model.penalty_
+    if per == "group":
+        assert list(model.groups_) == ["a", "b"]
+        penalty = np.repeat(penalty, [5, 8])
+    residual = model.predict_proba(X) - np.eye(3)[Y]
+    np.testing.assert_allclose(residual.T @ X + penalty * model.coef_, 0, atol=1e-3)
+
+
+def test_ridge_is_ridge():
+    x, y = load_diabetes(return_X_y=True)
+    ours = BilevelRidge("scalar", random_state=0).fit(x, y)
+    theirs = Ridge(alpha=ours.penalty_).fit(x, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
+    np.testing.assert_allclose(ours.predict(x), theirs.predict(x), rtol=1e-6)
+    both = np.stack([y, -1e6 * y + 3], 1)
+    two = BilevelRidge("feature", random_state=0).fit(x, both)
+    assert two.coef_.shape == (2, 10) and two.penalty_.shape == (10,)
+    centred = x - x.mean(0)
+    exact = np.linalg.solve(
+        centred.T @ centred + np.diag(two.penalty_), centred.T @ (both - both.mean(0))
+    )
+    np.testing.assert_allclose(two.coef_, exact.T, rtol=1e-4)
+
+
+# What is learned.
+
+
+def test_the_gradient_of_the_penalties():
+    """Adam's first moment is a fifth of the gradient: against differences of the closed form."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), rng.normal(size=(60, 1))
+    roles = np.stack([np.where(np.arange(60) % 3 == k, 2, 0) for k in range(3)])
+    table = Table(x, y, 1, rng.uniform(0.5, 2, 60), roles, np.arange(4))
+    search = Search(BilevelRidge._loss, table, Plan(True, True, False, 1, 1e-6, None))
+    problem = search.problem(search.roles == 0, search.roles == 2)
+    start = search.start(None)
+    each = rng.normal(size=(3, 4))
+    point = start[0] | {"level": 1.3, "exponent": 0.4}
+    point["each"] = start[0]["each"].at[:, :4].set(each)
+    point = jax.tree.map(jax.numpy.asarray, point)
+    rate = jax.tree.map(jax.numpy.zeros_like, point)
+    effort = Effort(5, 50, 1e-12, 1e-12)
+    state, _ = step(search.loss, problem, problem.data.held, begin(point, start[1]), rate, effort)
+
+    scale = np.asarray(search.common["log_scale"])[:4]
+
+    def held_out(level, exponent, each):
+        total = 0.0
+        for k in range(3):
+            fit, out = roles[k] == 0, roles[k] == 2
+            s, penalty = table.weight, np.exp(level + exponent * scale + each[k])
+            normal = (x[fit].T * s[fit]) @ x[fit] + np.diag(penalty)
+            w = np.linalg.solve(normal, (x[fit].T * s[fit]) @ y[fit, 0])
+            total += np.average(0.5 * (y[out, 0] - x[out] @ w) ** 2, weights=s[out]) / 3
+        return total
+
+    h = 1e-5
+    for name, values in (("level", (h, 0)), ("exponent", (0, h))):
+        up, down = (held_out(1.3 + t * values[0], 0.4 + t * values[1], each) for t in (1, -1))
+        assert float(state.mean[name]) / 0.2 == pytest.approx((up - down) / (2 * h), rel=1e-5)
+    for k, j in ((0, 0), (1, 3), (2, 1)):
+        move = np.zeros((3, 4))
+        move[k, j] = h
+        numeric = (held_out(1.3, 0.4, each + move) - held_out(1.3, 0.4, each - move)) / (2 * h)
+        assert float(state.mean["each"][k, j]) / 0.2 == pytest.approx(numeric, rel=1e-5)
+
+
+def test_useless_features_are_penalised_away():
+    rng = np.random.default_rng(0)
+    x, test = rng.normal(size=(300, 40)), rng.normal(size=(2000, 40))
+    truth = np.where(np.arange(40) < 4, 2.0, 0.0)
+    y, answers = (rng.random(len(a)) < 1 / (1 + np.exp(-a @ truth)) for a in (x, test))
+    one, each = (classifier(per).fit(x, y) for per in ("scalar", "feature"))
+    assert np.max(np.log(each.penalty_[:4])) < np.median(np.log(each.penalty_[4:])) - 0.5
+    assert each.score(test, answers) > one.score(test, answers) + 0.01
+    relevant = ["yes"] * 4 + ["no"] * 36
+    told = classifier("group", groups=relevant).fit(x, y)
+    assert told.penalty_[0] > np.e * told.penalty_[1]  # "no" comes first
+
+
+def test_features_of_any_scale():
+    """A penalty per feature makes up for units that one penalty cannot."""
+    scale = 10.0 ** np.random.default_rng(0).uniform(-3, 3, 13)
+    scores = [cross_val_score(classifier(), x, Y, cv=3).mean() for x in (X, X * scale + 5)]
+    assert min(scores) > 0.94
+
+
+# What scikit-learn's users do with it.
+
+
+@pytest.mark.parametrize("per", ["feature", "weight"])
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csc_array])
+def test_sparse_is_dense(per, kind, monkeypatch):
+    monkeypatch.setattr(_search, "SMALL", 0)  # else it is made dense
+    monkeypatch.setattr(_search, "FEW", 0)
+    exact = dict.fromkeys(_search.EFFORTS, [(30, 500, 0, 1e-12)] * 3)
+    monkeypatch.setattr(_search, "EFFORTS", exact)  # what is left to chance would tell them apart
+    x = np.where(np.abs(X) > 1, X, 0)
+    dense, sparse = (classifier(per).fit(a, Y) for a in (x, kind(x)))
+    np.testing.assert_allclose(sparse.penalty_, dense.penalty_, rtol=1e-3)
+    np.testing.assert_allclose(sparse.predict_proba(kind(x)), dense.predict_proba(x), atol=1e-4)
+
+
+def test_labels_of_any_type():
+    names = np.array(["zinfandel", "alicante", "merlot"], object)
+    model, plain = classifier().fit(X, names[Y]), classifier().fit(X, np.argsort([1, 2, 0])[Y])
+    assert list(model.classes_) == ["alicante", "merlot", "zinfandel"]
+    assert set(model.predict(X)) <= set(names)
+    np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X))
+    two = classifier().fit(X, Y == 1)
+    assert two.predict(X).dtype == bool and two.coef_.shape == (1, 13)
+    np.testing.assert_allclose(two.predict_proba(X)[:, 1] > 0.5, two.decision_function(X) > 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_precision_is_that_of_the_data(x32, dtype):
+    model = classifier().fit(X.astype(dtype), Y)
+    assert not jax.config.jax_enable_x64
+    for name in ("coef_", "intercept_", "penalty_"):
+        assert getattr(model, name).dtype == dtype
+    assert model.predict_proba(X.astype(dtype)).dtype == dtype
+    assert model.score(X, Y) > 0.98
+    ridge = BilevelRidge(random_state=0).fit(X.astype(dtype), Y)
+    assert ridge.coef_.dtype == dtype and ridge.score(X, Y) > 0.8
+
+
+def test_pipeline_search_and_pickle():
+    pipe = make_pipeline(StandardScaler(), classifier())
+    search = GridSearchCV(pipe, {"bilevellogisticregression__per": ["scalar", "feature"]}, cv=3)
+    search.fit(X, Y)
+    assert search.best_score_ > 0.95
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict_proba(X), search.predict_proba(X))
+
+
+def test_data_of_nearly_the_same_shape_share_a_program():
+    classifier().fit(X[18:], Y[18:])
+    before = len(COMPILED)
+    assert cross_val_score(classifier(), X, Y, cv=5).min() > 0.8
+    classifier("scalar", tol=1e-7, max_iter=7).fit(X[25:], Y[25:])
+    assert len(COMPILED) == before
+
+
+def test_random_state_and_splits():
+    a, b, c = (classifier(random_state=k).fit(X, Y).penalty_ for k in (0, 0, 1))
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+    splits = list(GroupKFold(4).split(X, Y, groups=np.arange(len(Y)) // 9))
+    np.testing.assert_array_equal(*(classifier(cv=splits).fit(X, Y).penalty_ for _ in range(2)))
+
+
+@pytest.mark.parametrize("per", PERS)
+def test_warm_start(per):
+    model = classifier(per, warm_start=True, max_iter=2)
+    first = model.fit(X, Y).penalty_
+    model.set_params(max_iter=1).fit(X, Y)
+    # one step of Adam on the level moves by 0.3, the search for stronger ones in halves
+    assert np.all(np.abs(np.log(model.penalty_ / first)) < 6)
+    with pytest.raises(ValueError, match="warm_start needs data as before: 13 features and 3"):
+        model.fit(X, Y == 1)
+
+
+def test_progress_on_request(capsys):
+    classifier(max_iter=2).fit(X, Y)
+    assert capsys.readouterr().out == ""
+    classifier(max_iter=2, verbose=1).fit(X, Y)
+    assert "[BilevelLogisticRegression] level 2: held-out loss 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"per": "column"}, ValueError, "per must be one of scalar, feature, weight, group, got"),
+        ({"groups": [1]}, ValueError, "groups, one label for each feature, must be given with"),
+        ({"per": "group", "groups": None}, ValueError, "groups, one label for each feature"),
+        ({"per": "group", "groups": [1, 2]}, ValueError, "for each of the 13 features, got shape"),
+        ({"max_iter": 0}, ValueError, "max_iter must be at least 1, got 0"),
+        ({"max_iter": 1.5}, TypeError, "max_iter must be an integer, got 1.5"),
+        ({"tol": -1}, ValueError, "tol must be a number above 0, got -1"),
+        ({"cv": 2}, ValueError, "cv must make at least 3 splits with per='feature', got 2"),
+        ({"cv": "five"}, ValueError, "Expected `cv` as an integer"),
+    ],
+)  # fmt: skip
+def test_bad_parameters(options, error, words):
+    with pytest.raises(error, match=words):
+        classifier(**options).fit(X, Y)
+
+
+def test_bad_data():
+    with pytest.raises(ValueError, match="only one class"):
+        classifier().fit(X, np.zeros(len(Y)))
+    with pytest.raises(ValueError, match="Unknown label type"):
+        classifier().fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="Negative"):
+        classifier().fit(X, Y, sample_weight=-np.ones(len(Y)))
+    with pytest.raises(ValueError, match="at least one non-zero number"):
+        classifier().fit(X, Y, sample_weight=np.zeros(len(Y)))
+    with pytest.raises(NotFittedError):
+        classifier().predict(X)
+
+
+def test_the_readme_prints_what_is_shown(capsys):
+    readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+    blocks = re.findall(r"```python\n([^`]*)```\n+```text\n([^`]*)```", readme)
+    ((code, shown),) = [b for b in blocks if "pdbo.sklearn" in b[0]]
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.split("\n")
+    score, shape = shown.strip().split("\n")
+    assert float(printed[0]) == pytest.approx(float(score), abs=0.011)
+    assert printed[1] == shape
+
+
+def test_without_scikit_learn():
+    code = "import sys; sys.modules['sklearn'] = None; import pdbo.sklearn"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith("pdbo.sklearn needs scikit-learn: pip install scikit-learn.")
