@@ -44,13 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
     results["scaling"] = _scaling(entries, options)
     named = {"threads": options.threads, "quick": options.quick, "seconds of the search":
              {w.name: w.budget for w in chosen}}  # fmt: skip
-    if options.quick:
+    if options.quick or options.out:
         out = pathlib.Path(options.out or ROOT / "results" / "benchmarks")
         out.mkdir(parents=True, exist_ok=True)
         record = {"name": "peers", "settings": named, "results": results, **provenance()}
         (out / "peers.json").write_text(json.dumps(record, indent=1) + "\n")
     else:
-        out = pathlib.Path(options.out or ROOT / "docs")
+        out = ROOT / "docs"
         record = json.loads(write("peers", named, results).read_text())
     print("written:", *page.write(record, out), sep="\n  ")
     return 0
@@ -65,7 +65,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
                         help=", ".join(others))  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="cores each library gets (1)")
     parser.add_argument("--fresh", action="store_true", help="use nothing kept of earlier runs")
-    parser.add_argument("--out", help="folder of the page: docs, or results/benchmarks if quick")
+    parser.add_argument("--out", help="folder for record and page, elsewhere than in docs")
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or list(QUICK if options.quick else WORKLOADS)
     for name, known in (("workloads", list(WORKLOADS)), ("peers", others)):

@@ -194,7 +194,12 @@ def _growth(growth: dict[str, Any]) -> str:
             f"{_table(rows)}\nFitted exponent over {decades:.0f} decades: {g['exponent']:.2f}.\n"
         )
     m = growth["memory"]
-    rows = [[f"memory of an iteration, n = {m['n']:,}, N =", *(f"{n:,}" for n in m["inner_steps"])]]
+    rows = [
+        [
+            f"memory, compilation included, n = {m['n']:,}, N =",
+            *(f"{n:,}" for n in m["inner_steps"]),
+        ]
+    ]
     for name, values in m["bytes"].items():
         if isinstance(values, dict):
             rows.append([name, f"error: {values['error']}", *[""] * (len(m["inner_steps"]) - 1)])
@@ -294,6 +299,7 @@ def _pictures(record: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path
                             marks[index % 8] + "-", label=name,
                             color=COLORS[(0, 2, 3, 4, 5, 6, 8, 9)[index % 8]])  # fmt: skip
         held.set(xlabel="inner steps N", ylabel="MB", title=f"memory, n = {m['n']:,}")
+        held.set_ylim(1, max(held.get_ylim()[1], 1e3))
         held.legend(frameon=False)
         paths.append(_save(figure, folder / "benchmarks-growth.png"))
     return paths

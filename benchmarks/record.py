@@ -25,9 +25,20 @@ def provenance() -> dict[str, Any]:
         "versions": {"pdbo": pdbo.__version__, **versions},
         "python": platform.python_version(),
         "device": str(jax.devices()[0].device_kind),
+        "processor": _processor(),
         "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "x64": bool(jax.config.jax_enable_x64),
     }
+
+
+def _processor() -> str:
+    """The name of the processor, where the system tells it."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def write(name: str, settings: dict[str, Any], results: Any) -> pathlib.Path:

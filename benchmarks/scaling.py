@@ -14,7 +14,8 @@ from .workloads import Arrays, counter_example
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 INNER = (1, 10, 100, 1_000)
 CLASSES = 4
-PER_ROW = 50
+PER_ROW = 10
+FEATURES = 200
 UNROLLED: dict[str, dict[str, Any]] = {
     "pdbo": {"solver": "PDBO"},
     "jaxopt": {"mode": "unrolled", "linear_steps": 5},
@@ -43,19 +44,21 @@ def non_zeros(threads: int, sizes: tuple[int, ...] = SIZES[1:]) -> dict[str, Any
 
 
 def sparse_data(count: int) -> Arrays:
-    """Random sparse data with so many non-zeros, 50 a row, as many features as rows."""
+    """Random sparse data with so many non-zeros, ten a row: more rows, the same features."""
     rng = np.random.default_rng(0)
-    rows = max(2, count // PER_ROW)
+    rows = count // PER_ROW
+    block = FEATURES // PER_ROW  # a row has one entry in each block of columns
     arrays: Arrays = {}
     for name in ("A", "A_val"):
+        columns = block * np.arange(PER_ROW) + rng.integers(0, block, (rows, PER_ROW))
         arrays |= {
             f"{name}.values": rng.standard_normal(count).astype(np.float32) / PER_ROW**0.5,
-            f"{name}.rows": np.sort(rng.integers(0, rows, count)).astype(np.int32),
-            f"{name}.columns": rng.integers(0, rows, count).astype(np.int32),
-            f"{name}.shape": np.array([rows, rows]),
+            f"{name}.rows": np.repeat(np.arange(rows, dtype=np.int32), PER_ROW),
+            f"{name}.columns": columns.ravel().astype(np.int32),
+            f"{name}.shape": np.array([rows, FEATURES]),
             f"b{name[1:]}": rng.integers(0, CLASSES, rows),
         }
-    zero = np.zeros((rows, CLASSES), np.float32)
+    zero = np.zeros((FEATURES, CLASSES), np.float32)
     return arrays | {"x0": zero, "y0": zero}
 
 

@@ -26,7 +26,8 @@ class Workload:
     make: Callable[[], Arrays]
     judge: Callable[[Arrays], Judge]
     budget: float = 8.0  # seconds a setting may take to reach the target
-    ratio: float = 1.25  # between two looks at a run
+    first: int = 1  # iterations before the first look at a run
+    ratio: float = 1.25  # between two looks
     repeats: int = 5
     fixed: int = 0  # iterations to take, where no accuracy is asked for
 
@@ -321,7 +322,8 @@ WORKLOADS = {
             newsgroups_data,
             from_start_judge(0.05, 30),
             budget=40.0,
-            ratio=2.0,
+            first=8,
+            ratio=1.5,
             repeats=1,
         ),
     )
