@@ -340,7 +340,8 @@ def check(seed: int, index: int, finished: pathlib.Path) -> tuple[str, int | str
         wrong = [f"wrote: {line}" for line in (folder / "log").read_text().splitlines()]
         if code not in CODES:
             wrong.append(f"left with {code}")
-        if "Traceback (most recent call last)" in errors:
+        asked = "--debug" in made["arguments"]
+        if "Traceback (most recent call last)" in errors and not asked:
             wrong.append("traceback")
         if code != 0 and "pdbo: " not in errors:
             wrong.append("no reason given")

@@ -13,6 +13,13 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget():
+    """Let compiled code go: each piece holds memory maps, of which a process has 65,530."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x32():
     """A session without 64-bit types, as users have by default."""

@@ -113,7 +113,6 @@ def test_the_loss_of_the_first_process_is_named_in_time():
     check_loss(together(2), 0)
 
 
-@pytest.mark.skip(reason="the survivor may fail by itself, with code 1, before it is told")
 def test_a_process_that_fails_takes_the_others_along():
     (code, _, err), (own_code, _, own_err) = finish(together(2, fails=1))
     assert code == 3
