@@ -33,6 +33,7 @@ STEPS = {
     "ridge": Steps(0.3, [("sgd", 100.0), ("adam", 0.3), ("adam", 1.0)], [(2, 2), (5, 5)]),
     "one-penalty": Steps(3.0, [("sgd", 20.0), ("adam", 0.1)], [(5, 5), (20, 5)]),
     "digits": Steps(1.0, [("sgd", 1000.0), ("adam", 0.05), ("adam", 0.1)], [(2, 2), (5, 5)]),
+    "cleaning": Steps(1.0, [("sgd", 1000.0), ("adam", 0.1), ("adam", 0.3)], [(2, 2), (5, 5)]),
     "newsgroups": Steps(30.0, [("adam", 0.5)], [(5, 5)]),
 }
 
@@ -103,7 +104,7 @@ def _hypergradients(entry: str, workload: str) -> list[Settings]:
             for warm in (False, True)
         ]
     if entry == "scikit-learn":
-        if workload == "ridge":
+        if workload in ("ridge", "cleaning"):
             return []
         return [{"mode": mode, "max_iter": 200} for mode in ("cv", "optuna")]
     last = bases[-1]

@@ -63,6 +63,26 @@ def test_refits_minimise_the_inner_function():
     assert float(f(x, w, arrays)) == pytest.approx(model.validate(x, w), rel=1e-5)
 
 
+def test_cleaning_is_solved_by_leaving_out_the_wrong_labels():
+    data = workloads.cleaning_data()
+    clean = workloads.digits_data(True)["b"] == data["b"]
+    assert np.mean(clean) == pytest.approx(0.5, abs=1e-2)
+    judge = workloads.cleaning_judge(0.9)(data)
+    assert judge(data["x0"], data["y0"]) > 2
+    assert judge(np.where(clean, 30.0, -30.0), data["y0"]) < 1
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=len(clean)), rng.normal(size=(64, 10))
+    arrays = in_jax.arrays(data, ours.matrix, ours.pdbo.linear.DenseMatrix.from_array)
+    import jax
+
+    arrays = jax.tree.map(lambda a: a.astype(float) if a.dtype.kind == "f" else a, arrays)
+    _, g = in_jax.functions("cleaning", ours.cross_entropy)
+    scores = data["A"].astype(float) @ w
+    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(x)), data["b"]]
+    expected = np.mean(losses / (1 + np.exp(-x))) + 5e-4 * np.sum(w**2)
+    assert float(g(x, w, arrays)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_quick_run_writes_record_page_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "SIZES", (100, 1_000, 10_000))
     monkeypatch.setattr(scaling, "INNER", (1, 10))

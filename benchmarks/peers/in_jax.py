@@ -15,11 +15,15 @@ Function = Callable[[Any, Any, Any], Any]
 
 @functools.cache
 def functions(family: str, cross_entropy: Callable[..., Any]) -> tuple[Function, Function]:
-    """The outer and the inner function; `cross_entropy(w, X, labels)` is each library's own."""
+    """The outer and the inner function; `cross_entropy` is each library's own.
+
+    Called with w, X and labels it is the mean loss, with weights too the weighted mean.
+    """
     return {
         "counter-example": (_outer_counter, _inner_counter),
         "ridge": (_outer_ridge, _inner_ridge),
         "logistic": _logistic(cross_entropy),
+        "cleaning": _cleaning(cross_entropy),
     }[family]
 
 
@@ -63,5 +67,17 @@ def _logistic(cross_entropy: Callable[..., Any]) -> tuple[Function, Function]:
 
     def inner(x: Any, y: Any, data: Any) -> Any:
         return cross_entropy(y, data["A"], data["b"]) + 0.5 * jnp.mean(jnp.exp(x) * y**2)
+
+    return outer, inner
+
+
+def _cleaning(cross_entropy: Callable[..., Any]) -> tuple[Function, Function]:
+    def outer(x: Any, y: Any, data: Any) -> Any:
+        return cross_entropy(y, data["A_val"], data["b_val"])
+
+    def inner(x: Any, y: Any, data: Any) -> Any:
+        part = jax.nn.sigmoid(x)
+        loss = jnp.mean(part) * cross_entropy(y, data["A"], data["b"], part)
+        return loss + 5e-4 * jnp.sum(y**2)
 
     return outer, inner

@@ -32,6 +32,15 @@ def functions(family: str, data: dict[str, np.ndarray]) -> tuple[Function, Funct
             lambda x, y: F.cross_entropy(validation @ y, held),
             lambda x, y: F.cross_entropy(train @ y, labels) + 0.5 * torch.mean(torch.exp(x) * y**2),
         )
+    if family == "cleaning":
+        train, validation = _design(data, "A"), _design(data, "A_val")
+        labels, held = torch.from_numpy(data["b"]), torch.from_numpy(data["b_val"])
+
+        def inner(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            losses = F.cross_entropy(train @ y, labels, reduction="none")
+            return torch.mean(torch.sigmoid(x) * losses) + 5e-4 * torch.sum(y**2)
+
+        return lambda x, y: F.cross_entropy(validation @ y, held), inner
     raise ValueError(f"no functions for {family!r}")
 
 

@@ -23,9 +23,10 @@ def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
     return sparse.BCOO((jnp.asarray(values), index), shape=tuple(int(n) for n in shape))
 
 
-def cross_entropy(w: Any, X: Any, labels: Any) -> Any:
+def cross_entropy(w: Any, X: Any, labels: Any, weights: Any = None) -> Any:
     """The mean of JAXopt's own logistic loss."""
-    return jnp.mean(jax.vmap(jaxopt.loss.multiclass_logistic_loss)(labels, X @ w))
+    losses = jax.vmap(jaxopt.loss.multiclass_logistic_loss)(labels, X @ w)
+    return jnp.average(losses, weights=weights)
 
 
 @functools.cache

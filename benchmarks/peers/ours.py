@@ -22,10 +22,10 @@ def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
     return pdbo.linear.SparseMatrix.from_scipy(whole)
 
 
-def cross_entropy(w: Any, X: Any, labels: Any) -> Any:
+def cross_entropy(w: Any, X: Any, labels: Any, weights: Any = None) -> Any:
     """pdbo's own, without offsets."""
     offsets = jnp.zeros(w.shape[1], w.dtype)
-    return pdbo.linear.cross_entropy({"weights": w, "offsets": offsets}, X, labels)
+    return pdbo.linear.cross_entropy({"weights": w, "offsets": offsets}, X, labels, weights)
 
 
 def problem_of(family: str, data: Any) -> pdbo.Problem:

@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         os._exit(code)  # who read the output is gone
     except OSError as error:
-        code = _complain(f"the output cannot be written: {error.strerror}.", FAILED)
-        os._exit(code)
+        # a reason already given is mostly this one
+        os._exit(code or _complain(f"the output cannot be written: {error.strerror}.", FAILED))
     if code in (INTERRUPTED, TERMINATED):  # a compilation cut short can crash the teardown
         os._exit(code)
     sys.exit(code)
