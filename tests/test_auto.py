@@ -122,6 +122,31 @@ def test_float32(x32):
     assert abs(float(sol.f)) <= 1e-3 and entry.inner_gap(sol.x, sol.y) <= 1e-4
 
 
+@pytest.mark.parametrize("name", ["mb-3.13", "mb-3.14", "falk-liu"])
+def test_single_precision_is_no_excuse(name, x32, tmp_path):
+    """Small problems run in double: what is returned in single is certified, kept and resumed."""
+    entry = problems.get(name)
+    start = jax.tree.map(jnp.asarray, entry.start)
+    sol = pdbo.solve(entry.problem, *start, checkpoint=tmp_path, steps=100)
+    sol = pdbo.solve(entry.problem, *start, checkpoint=tmp_path, every=100)
+    assert sol.ok and entry.solved(sol.x, sol.y)
+    assert {leaf.dtype for leaf in jax.tree.leaves((sol.x, sol.y))} == {np.dtype(np.float32)}
+    assert pdbo.certify(entry.problem, sol.x, sol.y, sol.multiplier).eps <= 1e-4
+    again = pdbo.load(tmp_path, entry.problem)
+    assert again.x.dtype == jnp.float32 and np.array_equal(again.x, sol.x)
+    assert pdbo.solve(entry.problem, state=again.state).ok
+    assert jnp.zeros(()).dtype == jnp.float32  # the session is what it was
+
+
+def test_functions_that_insist_on_single_precision(x32):
+    problem = pdbo.Problem(
+        lambda x, y: jnp.float32((x - 1) ** 2 + (y - 1) ** 2).astype(jnp.float32),
+        lambda x, y: ((y - x) ** 2).astype(jnp.float32),
+    )
+    sol = pdbo.solve(problem, 0.0, 0.0, throw=False)
+    assert sol.x.dtype == jnp.float32 and abs(float(sol.x) - 1) <= 1e-2
+
+
 def test_sizes_take_the_same_iterations():
     iterations = []
     for n in (1, 10, 1000, 100_000):

@@ -280,6 +280,29 @@ def test_optima_of_the_collection_where_basins_tie(name, which):
         assert pdbo.certify(entry.problem, x + dx, y + dy).eps >= 1e-2
 
 
+@pytest.mark.parametrize("gap", [0.0, 1e-4, -1e-5, 1e-6, -1e-7, 1e-8])
+def test_a_point_beside_the_inner_solution_is_no_second_one(gap):
+    problem = pdbo.Problem(lambda x, y: x**2, lambda x, y: (y - x) ** 2)
+    assert pdbo.certify(problem, 1.0, 1.0 + gap).eps >= 1e-2
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-3, -1e-3, -1e-4])
+def test_an_inner_solution_that_jumps_between_corners(off):
+    """Beyond x = 2.5 everybody leaves the toll road; short of it there is more to be had."""
+    entry = pdbo.problems.get("toll-5")
+    ((x, y),) = entry.solutions
+    eps = pdbo.certify(entry.problem, x + off, y).eps
+    assert eps <= 1e-4 if abs(off) <= 1e-7 else eps >= 1e-3
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-9, -1e-9])
+def test_an_inner_problem_that_is_flat_at_the_solution(x):
+    entry = pdbo.problems.get("mb-3.11")
+    assert pdbo.certify(entry.problem, x, -0.8).eps <= 1e-4
+    assert pdbo.certify(entry.problem, x, 0.3).eps >= 1e-2
+    assert pdbo.certify(entry.problem, x + 0.1, -0.8).eps >= 1e-2
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -483,6 +483,9 @@ def test_a_signal_that_comes_too_late_is_passed_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
         with _checkpoint.Keeper(tmp_path, 0.0, cases.toy(), None, set()) as keeper:
             signal.raise_signal(signal.SIGINT)
+            until = time.monotonic() + 10  # a thread hears it
+            while keeper.signals.received is None and time.monotonic() < until:
+                time.sleep(0.01)
             assert keeper.signals.received == signal.SIGINT
 
 

@@ -31,6 +31,9 @@ MAX_SLACK = 1e-6
 ITERATIONS = 2000
 """The most gradients spent on an inner value."""
 
+NEAR = 1e-6  # relative: how far from x a kink of the value function may lie
+ASIDE = 1e-3  # relative: a step in x that looks for one
+
 
 class Certificate(eqx.Module):
     r"""How well a point satisfies the $\epsilon$-KKT conditions of the value-function problem.
@@ -193,7 +196,7 @@ def measure(
     scale_f, scale_g = _scales(problem, x, y) if neighbour else (1.0, 1.0)
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
     gap_here = jnp.maximum(problem.inner(x, y) - inner.best.value, 0)
-    kinks = _kinks(problem, x, inner, max_slack * scale_g)
+    kinks = _kinks(problem, x, y, inner, max_slack * scale_g)
 
     def at(y_: PyTree, given: Array, fit: Array, distance: Array) -> Certificate:
         """The certificate at (x, y_) with the multiplier given, or with the one that fits best."""
@@ -209,7 +212,8 @@ def measure(
         apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation / scale_g), outside), distance)
         stationarity = z_set.residual((x, y_), kinks.turned(shares, trees.axpy(m, grad_h, grad_f)))
         others = jnp.sum(shares * jnp.abs(h - kinks.above))
-        complementarity = jnp.abs((m - jnp.sum(shares)) * h) + others
+        own = jnp.where(kinks.here, gap, h)  # y vouches for itself only as far as it is one
+        complementarity = jnp.abs((m - jnp.sum(shares)) * own) + others
         return Certificate(
             stationarity=stationarity,
             feasibility=jnp.maximum(violation, outside),
@@ -253,7 +257,11 @@ class _Pair(eqx.Module):
 
 
 class _Inner(NamedTuple):
-    """The best inner minimum found, and all: points and values with a leading axis."""
+    """The best inner minimum found, and all: points and values with a leading axis.
+
+    The last of them is that of a step aside in x, where f falls, with its value at x: where the
+    inner solution jumps just beyond x, nothing else tells of it.
+    """
 
     best: Minimum
     points: PyTree
@@ -267,11 +275,14 @@ class _Kinks(NamedTuple):
     has a constraint, and a share of the multiplier, of its own.
 
     Attributes:
-        slope: $\nabla_x g$ at the best minimiser.
+        here: whether y itself is one of them.
+        slope: $\nabla_x g$ at y where it is, else at the best.
         turns: by how much it differs at the others, zero where one is not used; a leading axis.
-        above: how much higher than the best they lie.
+        above: how much higher than the best they lie. A kink counts where it is at x but for
+            rounding: the heights differ by no more than their slopes make up for nearby.
     """
 
+    here: Array
     slope: PyTree
     turns: PyTree
     above: Array
@@ -282,19 +293,23 @@ class _Kinks(NamedTuple):
         return trees.add(v[0], turn), v[1]
 
 
-def _kinks(problem: Problem, x: PyTree, inner: _Inner, tolerance: Any) -> _Kinks:
+def _kinks(problem: Problem, x: PyTree, y: PyTree, inner: _Inner, tolerance: Any) -> _Kinks:
     slope = jax.grad(problem.inner, 0)
-    at_best = slope(x, inner.best.point)
-    turns = jax.vmap(lambda y: trees.sub(at_best, slope(x, y)))(inner.points)
+    near = NEAR * (1 + trees.length(x))
+    at_y, at_best = slope(x, y), slope(x, inner.best.point)
+    gap = problem.inner(x, y) - inner.best.value
+    here = (gap <= tolerance) & (gap <= near * trees.length(trees.sub(at_y, at_best)))
+    base = trees.where(here, at_y, at_best)
+    turns = jax.vmap(lambda v: trees.sub(base, slope(x, v)))(inner.points)
     above = inner.values - inner.best.value
     lengths = jax.vmap(trees.length)(turns)
-    used = (above <= tolerance) & (lengths > 1e-6 * (1 + trees.length(at_best)))
-    used = used & jnp.isfinite(lengths)
+    used = (above <= tolerance) & (lengths > 1e-6 * (1 + trees.length(base)))
+    used = used & jnp.isfinite(lengths) & (above <= near * lengths).at[:-1].set(True)
 
     def masked(leaf: Array) -> Array:
         return jnp.where(used.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
-    return _Kinks(at_best, jax.tree.map(masked, turns), jnp.where(used, above, 0))
+    return _Kinks(here, base, jax.tree.map(masked, turns), jnp.where(used, above, 0))
 
 
 def _multipliers(
@@ -360,40 +375,47 @@ def _inner_and_neighbour(
     guess = jnp.where(size > 0, size / (curvature * move), 1)
 
     starts, count = _inner_starts(problem, y)
+    fall = jax.grad(problem.outer, 0)(x, y)
+    steep = trees.length(fall)
+    stride = ASIDE * (1 + trees.length(x)) / jnp.where(steep > 0, steep, 1)
+    aside = problem.x_set.project(trees.axpy(-stride, fall, x))
 
-    # one loop, so that the minimiser is compiled once: g alone from every start, the neighbour
-    # for a first multiplier and the one that it suggests
+    # one loop, so that the minimiser is compiled once: g alone from every start, then a step aside
+    # in x, the neighbour for a first multiplier and the one that it suggests
     def solve(index: Any, s: tuple[_Inner, PyTree, Array, Array]) -> tuple[Any, ...]:
         (best, points, values), _, _, multiplier = s
-        alone = index < count
+        alone = index <= count
+        x_ = trees.where(index == count, aside, x)
         weight = jnp.where(alone, 0, 1 / multiplier)
         which = jnp.where(alone, index, 0)  # the neighbour is looked for from y
         start = jax.tree.map(lambda leaf: leaf[which], starts)
         found = minimize(
-            lambda v: weight * problem.outer(x, v) + problem.inner(x, v),
+            lambda v: weight * problem.outer(x_, v) + problem.inner(x_, v),
             problem.y_set,
             start,
             iterations,
         )
+        value = jnp.where(index == count, problem.inner(x, found.point), found.value)
         ratio = trees.length(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
         ratio = jnp.where(alone, 1, jnp.clip(ratio, 0.1, 1e3))
         rounding = 8 * jnp.finfo(size.dtype).eps * jnp.abs(best.value)
-        lower = alone & ((index == 0) | (found.value < best.value - rounding))
+        lower = (index == 0) | ((index < count) & (value < best.value - rounding))
         best = trees.where(lower, found, best)
         kept = jax.tree.map(
             lambda many, one: many.at[which].set(jnp.where(alone, one, many[which])),
             (points, values),
-            (found.point, found.value),
+            (found.point, value),
         )
         return _Inner(best, *kept), found.point, multiplier, multiplier * ratio
 
-    blank = _Inner(Minimum(y, *(jnp.zeros_like(size),) * 2), starts, jnp.zeros(count, size.dtype))
-    inner, point, multiplier, _ = lax.fori_loop(0, count + 2, solve, (blank, y, guess, guess))
+    none = jnp.zeros_like(size)
+    blank = _Inner(Minimum(y, none, none), starts, jnp.zeros(count + 1, size.dtype))
+    inner, point, multiplier, _ = lax.fori_loop(0, count + 3, solve, (blank, y, guess, guess))
     return inner, point, multiplier
 
 
 def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
-    """Where the inner minimum is looked for: y, beside it, and far from it where y is small.
+    """Where the inner minimum is looked for: y, beside it, far from it where y is small, and y.
 
     A start beside y leaves maxima and saddles of g; the others find lower basins. They are left out
     where every gradient is a pass over data in batches.
@@ -407,7 +429,7 @@ def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
         return trees.where(index == 0, near, point)
 
     drawn = jax.vmap(draw)(jnp.arange(far + 1))
-    return jax.tree.map(lambda a, d: jnp.concatenate([a[None], d]), y, drawn), far + 2
+    return jax.tree.map(lambda a, d: jnp.concatenate([a[None], d, a[None]]), y, drawn), far + 2
 
 
 def _around(constraint: Set, z: PyTree, index: Array) -> PyTree:
@@ -422,9 +444,11 @@ def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
     def look(index: Array) -> tuple[Array, Array]:
         x_, y_ = _around(problem.x_set, x, index + 16), _around(problem.y_set, y, index)
         slope = trees.length(jax.grad(problem.outer, (0, 1))(x_, y_))
-        return slope, problem.inner(x, y_) - problem.inner(x, y)
+        rise = [problem.inner(v, y_) - problem.inner(v, y) for v in (x, x_)]
+        return slope, jnp.stack(rise)
 
     slope, rise = jax.vmap(look)(jnp.arange(1, 4))
+    rise = jnp.where(jnp.isfinite(rise), rise, 0)
 
     def at_most_one(v: Array) -> Array:
         return jnp.where((v > 0) & (v < 1), v, 1)  # also where it is not a number

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from . import __version__
+from . import _trees as trees
 from ._batches import reading
 from ._certificate import Certificate
 from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
@@ -33,7 +34,7 @@ from ._mesh import agree, everywhere, writes
 from ._problem import Problem, check_problem, kind, values
 from ._sets import Set
 from ._signals import Signals, leave
-from ._solution import Solution, State, launch
+from ._solution import Solution, State, launch, round_off
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 from .solvers._streamed import streamed
@@ -93,6 +94,21 @@ def load(
         _warn(failures, saved.path)
     else:
         saved = _read(path)
+    if not _in_double(saved, solver):
+        return _loaded(saved, problem, solver, x0, y0)
+    with jax.enable_x64(True):
+        double, x0, y0 = trees.astype((problem.renewed(), x0, y0), jnp.float64)
+        return round_off(_loaded(saved, double, solver, x0, y0), jnp.float32)
+
+
+def _in_double(saved: "Saved", solver: Solver) -> bool:
+    """Whether a run in double precision is read where there is none, as `solve` left it."""
+    scale = saved.arrays.get("state.scale")
+    lacks = jax.dtypes.canonicalize_dtype(np.float64) != np.float64
+    return lacks and isinstance(solver, AutoPDBO) and scale is not None and scale.dtype == "float64"
+
+
+def _loaded(saved: "Saved", problem: Problem, solver: Solver, x0: PyTree, y0: PyTree) -> Solution:
     _check_description(saved, problem, solver)
     point = []
     for name, given in (("x", x0), ("y", y0)):
@@ -319,6 +335,7 @@ def _pack(
 ) -> tuple[dict[str, Any], dict[str, Stored]]:
     state = solution.state
     assert state is not None
+    point = state.solver.output(state.inner)
     leaves = {f"state{name}": leaf for name, leaf in _named(state)}
     leaves |= {f"history.{name}": column for name, column in solution.history.items()}
     leaves |= {"f": solution.f, "g": solution.g}
@@ -334,8 +351,8 @@ def _pack(
         "start": start,
         "solver": _describe(state.solver, "solver"),
         "problem": None if problem is None else _structure(problem),
-        "x": _encode(solution.x),
-        "y": _encode(solution.y),
+        "x": _encode(point.x),
+        "y": _encode(point.y),
     }
     return header, {name: _store(name, leaf) for name, leaf in leaves.items()}
 

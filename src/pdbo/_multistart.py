@@ -10,12 +10,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from . import _trees as trees
 from ._certificate import certify
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
 from ._problem import Problem, check_point, check_problem, kind, whole_number
-from ._solution import Solution
-from ._solve import solve
+from ._solution import Solution, round_off
+from ._solve import in_double, solve
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 
@@ -68,6 +69,33 @@ def multistart(
     solver = AutoPDBO() if solver is None else solver
     if not isinstance(solver, Solver):
         raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
+    options = (solver, starts, radius, steps, tol, every, key)
+    try:
+        x0, y0 = jax.tree.map(lambda v: v if starts is not None else v[0], (x0s, y0s))
+        doubled = in_double(problem, x0, y0, solver)
+    except (TypeError, IndexError):  # no batch of starts
+        doubled = None
+    if doubled is None:
+        return _best(problem, _solutions(problem, x0s, y0s, *options), float(tol))
+    with jax.enable_x64(True):
+        x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
+        batch = round_off(_solutions(doubled[0], x0s, y0s, *options), jnp.float32)
+        return _best(problem, batch, float(tol))
+
+
+def _solutions(
+    problem: Problem,
+    x0s: PyTree,
+    y0s: PyTree,
+    solver: Solver,
+    starts: int | None,
+    radius: Any,
+    steps: int,
+    tol: Any,
+    every: int,
+    key: Array | None,
+) -> Solution:
+    """What every start led to, with a leading axis."""
     key = jax.random.key(0) if key is None else key
     if starts is not None:
         whole_number("starts", starts)
@@ -82,8 +110,7 @@ def multistart(
         )
     check_point(problem, *jax.tree.map(lambda leaf: leaf[0], (x0s, y0s)), project=False)
     (count,) = next(iter(counts))
-    batch = _batch(problem, x0s, y0s, solver, jax.random.split(key, count), tol, steps, every)
-    return _best(problem, batch, float(tol))
+    return _batch(problem, x0s, y0s, solver, jax.random.split(key, count), tol, steps, every)
 
 
 @eqx.filter_jit

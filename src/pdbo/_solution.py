@@ -1,5 +1,6 @@
 """What a run returns, and what it takes to carry on."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -99,3 +100,11 @@ class Solution(eqx.Module):
         return (
             f"{self.message}\nf = {float(self.f):.6g}, g = {float(self.g):.6g}\n{self.certificate}"
         )
+
+
+def round_off(solution: Solution, dtype: Any) -> Solution:
+    """A solution with its point in another precision, if one is given."""
+    if dtype is None:
+        return solution
+    x, y, multiplier = trees.astype((solution.x, solution.y, solution.multiplier), dtype)
+    return dataclasses.replace(solution, x=x, y=y, multiplier=multiplier)

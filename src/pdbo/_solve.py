@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._batches import check_means, reading
+from ._batches import Batches, check_means, reading
 from ._certificate import MAX_SLACK, Certificate, effort, measure, measure_double
 from ._checkpoint import Keeper, digest
 from ._errors import RESULTS, ProblemError, SolveError
@@ -32,12 +32,14 @@ from ._problem import (
     whole_number,
 )
 from ._progress import REFRESH, Pace, Progress
-from ._solution import Solution, State, launch
+from ._solution import Solution, State, launch, round_off
 from .solvers._auto import AutoPDBO
 from .solvers._base import Solver
 from .solvers._streamed import streamed
 
 STEPS = 10_000
+SMALL = 10**6  # numbers of a problem, up to which AutoPDBO runs in double precision
+DOUBLED = {np.dtype(t) for t in (np.float64, np.float32, np.int64)}  # Python's numbers among them
 COLUMNS = [
     "step",
     "f",
@@ -100,10 +102,74 @@ def solve(
 
     Under jit and vmap nothing is raised or shown and the certificate has the precision of the
     problem; elsewhere the run succeeds exactly where the certificate, recomputed in double
-    precision at the point returned, is within the tolerance.
+    precision at the point returned, is within the tolerance. `AutoPDBO`, whose multiplier would
+    magnify the rounding of single precision, there runs in double on problems of up to a million
+    numbers; x and y are returned in the precision of the start.
     """
     _check_numbers(steps, tol, every, checkpoint_every)
     check_problem(problem)
+    options = (tol, every, key, throw, progress, observe, checkpoint, checkpoint_every)
+    doubled = in_double(problem, x0, y0, solver, state)
+    if doubled is None:
+        return _solve(problem, x0, y0, solver, state, steps, None, *options)
+    with jax.enable_x64(True):
+        return _solve(*doubled, solver, state, steps, jnp.float32, *options)
+
+
+def in_double(
+    problem: Problem, x0: PyTree, y0: PyTree, solver: Solver | None, state: Any = None
+) -> tuple[Problem, PyTree, PyTree] | None:
+    """The problem and the start in double precision where a run is to have it, else None.
+
+    That is a run of `AutoPDBO` on a small problem, in a session without 64-bit types; one that is
+    carried on stays in its precision.
+    """
+    if isinstance(state, State):
+        solver = state.solver
+        x0, y0 = state.solver.output(state.inner)[:2]
+    if not (solver is None or isinstance(solver, AutoPDBO)) or traced(problem, x0, y0, state):
+        return None
+    if problem.mesh is not None or isinstance(problem.data, Batches):
+        return None
+    if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
+        return None
+    leaves = jax.tree.leaves((x0, y0))
+    known = all(isinstance(leaf, float | int | np.ndarray | np.generic | Array) for leaf in leaves)
+    if not leaves or not known:
+        return None
+    dtypes = {leaf.dtype if hasattr(leaf, "dtype") else np.dtype(type(leaf)) for leaf in leaves}
+    if not dtypes <= ({np.dtype(np.float64)} if isinstance(state, State) else DOUBLED):
+        return None
+    if sum(np.size(leaf) for leaf in (*leaves, *jax.tree.leaves(problem.data))) > SMALL:
+        return None
+    with jax.enable_x64(True):
+        double = problem.renewed().astype(jnp.float64)
+        x, y = trees.astype((x0, y0), jnp.float64)
+        try:
+            check_functions(double, *point_arrays(x, y))
+        except Exception:  # they insist on a precision, or are wrong: for the run to say
+            return None
+    return (double, None, None) if isinstance(state, State) else (double, x, y)
+
+
+def _solve(
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    solver: Solver | None,
+    state: State | None,
+    steps: int | None,
+    rounded: Any,
+    tol: Any,
+    every: int,
+    key: Array | None,
+    throw: bool,
+    progress: bool,
+    observe: Any,
+    checkpoint: Any,
+    checkpoint_every: Any,
+) -> Solution:
+    """The run; the point it returns is rounded to the precision given, if any."""
     try:
         with reading(problem):
             run = _begin(problem, x0, y0, solver, state, key)
@@ -133,7 +199,7 @@ def solve(
             start = digest(state) if state is not None else digest(*point_arrays(x0, y0), key)
             keeper = Keeper(checkpoint, float(checkpoint_every), problem, start, columns)
             stack.enter_context(keeper)
-        options = (budget, tol, every, state is None, observe, progress, keeper)
+        options = (budget, tol, every, state is None, observe, progress, keeper, rounded)
         solution = _solve_host(problem, run, *options)
     if throw and solution.result not in (RESULTS.success, RESULTS.max_steps, RESULTS.settled):
         raise SolveError(solution.message, solution)
@@ -403,6 +469,7 @@ def _solve_host(
     observe: Any,
     progress: bool,
     keeper: Keeper | None,
+    rounded: Any,
 ) -> Solution:
     """The run chunk by chunk; the host looks on in between."""
     tol = float(tol)
@@ -415,9 +482,9 @@ def _solve_host(
         assert solution.state is not None
         run, history, first = solution.state, [solution.history], False
         inner_tol = notes["inner_tol"] if notes.get("tol") == tol else tol
-        ended = _ended(problem, solution, tol, until)
+        ended = _ended(problem, solution, tol, until, rounded)
         if ended is not None:
-            return ended
+            return round_off(ended, rounded)
     watched = REFRESH if progress or keeper is not None else None
     pace = Pace(watched if keeper is None else min(REFRESH, keeper.seconds))
     leads = writes(problem.mesh)
@@ -446,7 +513,7 @@ def _solve_host(
                 code = int(failure)
             finished = code not in (_RUNNING, RESULTS.success) or int(run.step) >= until
             if finished or code == RESULTS.success:
-                solution = _conclude(problem, run, code, tol, history, faults)
+                solution = _conclude(problem, run, code, tol, history, rounded, faults)
                 if finished or solution.ok:
                     if keeper is not None:
                         keeper.due()
@@ -497,7 +564,9 @@ def _merged(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {k: np.concatenate([rows[k] for rows in history]) for k in history[0]}
 
 
-def _ended(problem: Problem, saved: Solution, tol: float, until: int) -> Solution | None:
+def _ended(
+    problem: Problem, saved: Solution, tol: float, until: int, rounded: Any
+) -> Solution | None:
     """The outcome of a run that had ended when it was saved; None where it is to carry on."""
     if saved.result in (RESULTS.diverged, RESULTS.multiplier_diverged):
         return saved
@@ -505,7 +574,9 @@ def _ended(problem: Problem, saved: Solution, tol: float, until: int) -> Solutio
         return saved if saved.steps >= until else None
     if saved.certificate is None:
         over = saved.steps >= until
-        return _conclude(problem, saved.state, _RUNNING, tol, [saved.history]) if over else None
+        if not over:
+            return None
+        return _conclude(problem, saved.state, _RUNNING, tol, [saved.history], rounded)
     met = bool(saved.certificate.eps <= tol)
     if not met and saved.result is not RESULTS.settled and saved.steps < until:
         return None
@@ -519,15 +590,15 @@ def _conclude(
     code: int,
     tol: float,
     history: list[dict[str, np.ndarray]],
+    rounded: Any,
     faults: Any = None,
 ) -> Solution:
     """The solution at a state, its certificate recomputed in double precision."""
     assert run is not None
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
-    certificate = measure_double(
-        problem, point.x, point.y, point.multiplier, None, max_slack, effort(problem)
-    )
+    x, y = point[:2] if rounded is None else trees.astype(point[:2], rounded)
+    certificate = measure_double(problem, x, y, point.multiplier, None, max_slack, effort(problem))
     merged = _merged(history)
     if faults is None:
         f, g = merged["f"][-1], merged["g"][-1]
@@ -543,9 +614,9 @@ def _conclude(
     if code not in (RESULTS.success, RESULTS.multiplier_diverged):
         bottom = _bottom(problem, run, certificate, f, g, merged)
         code, note = (RESULTS.diverged, bottom) if bottom else (code, note)
-    return Solution(
-        point.x,
-        point.y,
+    solution = Solution(
+        x,
+        y,
         certificate.multiplier if point.multiplier is None else point.multiplier,
         f,
         g,
@@ -556,6 +627,7 @@ def _conclude(
         int(run.step),
         note=note,
     )
+    return round_off(solution, rounded)
 
 
 def _bottomless(certificate: Certificate, g: Any) -> Any:

@@ -139,7 +139,8 @@ class AutoPDBO(Solver):
        end, but not $\phi(x) = \min_y f + \lambda (g - g^*)$, where y and the slot follow x. Once
        the search has settled, or has become slow, spectral steps on $\phi$ take over.
 
-    A run rests, its state no longer changing, once it has settled and been polished.
+    A run rests, its state no longer changing, once it has settled and been polished. A multiplier
+    magnifies the rounding of single precision, so `solve` runs small problems in double.
 
     Measured on the 18 problems of the collection with one x and one y, random starts, solved to
     1 % of f with an inner gap below 1e-4: 88 % of the runs, a median of 2,300 gradients. With other
