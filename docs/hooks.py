@@ -1,6 +1,7 @@
-"""What the site's build adds to MkDocs: formulas as MathML, which browsers show without a script.
+"""What the site's build adds to MkDocs, so that it reads without a network and without a server.
 
-A page that a measurement writes is announced where it has not been made.
+Formulas become MathML, which browsers show without a script; search from disk has a script of its
+own; a page that a measurement writes is announced where it has not been made.
 """
 
 import html
@@ -14,6 +15,7 @@ WRITTEN = {
     "benchmarks.md": "# Benchmarks\n\n`python -m benchmarks` measures, and writes this page.\n"
 }
 
+_SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline plugin would fetch
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
@@ -31,5 +33,17 @@ def on_page_content(content: str, **_: object) -> str:
 
 
 def _mathml(match: re.Match[str]) -> str:
-    display = "block" if match[2] == "[" else "inline"
-    return convert(html.unescape(match[3]), display=display)
+    latex = html.unescape(match[3]).replace(r"\arg", r"\operatorname{arg}")
+    if match[2] == "(":
+        return convert(latex, display="inline")
+    return convert(latex.replace(r"\min_", r"\min\limits_"), display="block")
+
+
+def on_post_page(output: str, page: Any, **_: object) -> str:
+    """Put the site's own script in the place of one from the network."""
+    return output.replace(_SHIM, "../" * page.url.count("/") + "scripts/worker.js")
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """The same for the page that says that there is none."""
+    return output_content.replace(_SHIM, "/scripts/worker.js")
