@@ -36,7 +36,8 @@ def _mathml(match: re.Match[str]) -> str:
     latex = html.unescape(match[3]).replace(r"\arg", r"\operatorname{arg}")
     if match[2] == "(":
         return convert(latex, display="inline")
-    return convert(latex.replace(r"\min_", r"\min\limits_"), display="block")
+    parts = re.split(r"\$\$\s*\$\$", latex.replace(r"\min_", r"\min\limits_"))
+    return "".join(convert(part, display="block") for part in parts)
 
 
 def on_post_page(output: str, page: Any, **_: object) -> str:
