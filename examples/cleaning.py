@@ -41,7 +41,7 @@ x0, y0 = jnp.zeros(TRAIN), jnp.zeros((64, 10))
 solver = pdbo.AIDConjugateGradient(500.0, inner_step=1.0, inner_steps=20, linear_steps=10)
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0, solver, steps=300, every=300)
+    sol = pdbo.solve(problem, x0, y0, solver, steps=150, every=150)
     weight = np.asarray(jax.nn.sigmoid(sol.x))
     low, high = np.mean(weight[:WRONG] < 0.5), np.mean(weight[WRONG:] > 0.5)
     print(f"wrong labels with a weight below 1/2: {100 * low:.0f} per cent")

@@ -41,7 +41,7 @@ problem = pdbo.Problem(lambda x, w, data: loss(w, data["valid"]), training, data
 solver = pdbo.PDBO(primal_step=0.01, dual_step=0.1, inner_step=0.05, smoothing=0.0, dual_bound=5.0)
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0, solver, steps=20_000, every=10_000)
+    sol = pdbo.solve(problem, x0, y0, solver, steps=10_000, every=10_000)
     print(f"validation loss {loss(y0, data['valid']):.2f} -> {sol.f:.2f}")
     print("log decay a layer:", *(f"{s:.1f}" for s in sol.x))
 

@@ -44,7 +44,7 @@ problem = pdbo.Problem(
 solver = pdbo.PDBO(primal_step=0.02, dual_step=0.1, inner_step=0.1, smoothing=0.0, dual_bound=5.0)
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0, solver, steps=20_000, every=10_000)
+    sol = pdbo.solve(problem, x0, y0, solver, steps=10_000, every=10_000)
     kept = jax.nn.sigmoid(sol.x)
     print(f"validation loss {problem.outer(x0, y0):.2f} -> {sol.f:.2f}")
     print(f"mean weight: corrupted {kept[corrupt].mean():.2f}, clean {kept[~corrupt].mean():.2f}")

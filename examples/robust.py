@@ -16,8 +16,7 @@ SIZES, DIRECTIONS = jnp.array([180.0, 20.0]), jnp.array([[1.0, 0.2], [0.2, 1.0]]
 
 def draw(key, count, direction):
     """Points of the plane and their labels, one in ten of them flipped."""
-    points = jax.random.normal(key, (count, 2))
-    side = jnp.sign(points @ direction)
+    side = jnp.sign((points := jax.random.normal(key, (count, 2))) @ direction)
     return points, jnp.where(jnp.arange(count) % 10 == 0, -side, side)
 
 
@@ -43,9 +42,10 @@ def worst(x, w, data):
 
 problem = pdbo.Problem(worst, training, (train, valid), x_set=pdbo.Simplex(1.0))
 x0, y0 = SIZES / SIZES.sum(), jnp.zeros(2)  # by size: every example counts the same
+solver = pdbo.AIDConjugateGradient(1.0, inner_step=1.0, inner_steps=10, linear_steps=5)
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0)
+    sol = pdbo.solve(problem, x0, y0, solver)
     descend = lambda _, w: w - jax.grad(training, 1)(x0, w, problem.data)  # noqa: E731
     plain = jax.lax.fori_loop(0, 500, descend, y0)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
