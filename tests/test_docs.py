@@ -94,40 +94,32 @@ def test_tables_are_what_the_records_say(monkeypatch):
         assert fill(page.read_text()) == page.read_text(), page
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built strictly: a broken link, anchor or reference is an error."""
+def test_the_site(tmp_path):
+    """Built strictly, so that a broken link or reference is an error; read without a network."""
     pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "-d", folder]
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "-d", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_the_site_asks_the_network_for_nothing(site):
-    for page in site.rglob("*.html"):
-        text = page.read_text()
-        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\s\">]+)", text)
-        for link in re.findall(r"<link\b[^>]*>", text):
-            if not re.search(r"rel=\"?canonical", link):
-                loaded += re.findall(r"href=\"?([^\s\">]+)", link)
-        assert [u for u in loaded if re.match(r"(https?:)?//", u)] == [], page
-    for style in site.rglob("*.css"):
-        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
-
-
-def test_the_site_shows_formulas_and_entries(site):
-    text = (site / "mathematics.html").read_text()
-    assert text.count("<math") > 30
-    for page in site.rglob("*.html"):
-        text = page.read_text()
+    pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
+    assert pages[tmp_path / "mathematics.html"].count("<math") > 30
+    for page, text in pages.items():
+        assert not [url for url in loaded(text) if re.match(r"(https?:)?//", url)], page
         assert "arithmatex" not in text, page
         assert not re.search(r"<m[ion][^>]*>[\\$]", text), page  # an unknown command
         prose = re.sub(r"<(math|code|pre|script|style)\b.*?</\1>", "", text, flags=re.S)
-        assert not re.search(r"\\[a-zA-Z]{2}|\$\$", prose), page  # one not seen
-    for name in public():
-        assert any(f'id="{name}"' in p.read_text() for p in (site / "reference").glob("*.html"))
+        assert not re.search(r"\\[a-zA-Z]{2}|\$\$", prose), page  # a formula not seen as one
+    for style in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
+    reference = "".join(t for page, t in pages.items() if page.parent.name == "reference")
+    assert not [name for name in public() if f'id="{name}"' not in reference]
+
+
+def loaded(text):
+    """What a page makes the browser load."""
+    yield from re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\s\">]+)", text)
+    for link in re.findall(r"<link\b[^>]*>", text):
+        if not re.search(r"rel=\"?canonical", link):
+            yield from re.findall(r"href=\"?([^\s\">]+)", link)
 
 
 def test_no_page_takes_more_than_ten_minutes():
