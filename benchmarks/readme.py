@@ -99,8 +99,11 @@ def claims() -> str:
             continue
         found = load(name).claims(record)
         parts.append(f"## {name}: {EXPERIMENTS[name].text}\n\n{_figures(name)}")
+        sentences = [_sentence(c) for c in found]
+        again = [s in sentences[:k] for k, s in enumerate(sentences)]
         rows = [
-            (_sentence(c), c.measure, _compared(c), "yes" if c.held else "**no**") for c in found
+            ("the same" if known else said, c.measure, _compared(c), "yes" if c.held else "**no**")
+            for c, said, known in zip(found, sentences, again, strict=True)
         ]
         parts.append(_markdown(Table("", ("claim", "measured", "value", "held"), rows)))
     return "\n\n".join(parts)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 import pdbo
 
-jax.config.update("jax_enable_x64", True)  # prices to more digits than float32 resolves
+jax.config.update("jax_enable_x64", True)  # tolls to more digits than float32 holds
 TIME = np.array([2.0, 3.0, 6.0])  # minutes on the empty roads, the last one free of charge
 CONGESTION = np.array([2.0, 1.0, 3.0])
 
@@ -28,7 +28,7 @@ def potential(x, y):
 
 
 problem = pdbo.Problem(loss, potential, x_set=pdbo.Box(0.0, 10.0), y_set=pdbo.Simplex(1.0))
-x0, y0 = jnp.ones(2), jnp.array([0.3, 0.3, 0.4])
+x0, y0 = jnp.ones(2), jnp.array([0.25, 0.25, 0.5])
 
 
 def by_hand():
