@@ -20,7 +20,8 @@ def page(name: str, printed: str) -> str:
     text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
     title, _, rest = text.partition("\n")
     return (
-        f"# {title.rstrip('.')}\n\n{rest.strip()}\n\n```text\n{printed}```\n\n"
+        f"---\nhide: [toc]\n---\n\n# {title.rstrip('.')}\n\n{rest.strip()}\n\n"
+        f"```text\n{printed}```\n\n"
         f"![What {name}.py draws]({name}.png)\n\n"
         f'``` {{.py title="examples/{name}.py"}}\n--8<-- "examples/{name}.py"\n```\n'
     )
