@@ -423,7 +423,8 @@ def page() -> None:
     draw(record, ROOT / "docs" / "scaling.png")
     path = ROOT / "docs" / "scaling.md"
     pattern = re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1])
-    text = "\n".join((MARKS[0], figures(record), MARKS[1]))
+    picture = "![Cost per iteration against rows and against devices](scaling.png)"
+    text = "\n".join((MARKS[0], figures(record), "", picture, MARKS[1]))
     path.write_text(re.sub(pattern, lambda _: text, path.read_text(), flags=re.S))
 
 

@@ -1,9 +1,14 @@
-"""The README's picture and its tables, written from the records of runs."""
+"""The picture and the tables of README and docs, written from the records of runs."""
 
+import io
 import json
 import pathlib
 import re
 import runpy
+from typing import Any
+
+from pdbo.experiments._record import Claim, read
+from pdbo.experiments._views import Table
 
 from .record import FOLDER, write
 
@@ -64,26 +69,121 @@ def sparse() -> str:
 
 def newsgroups() -> str:
     """The table of 20 Newsgroups, from the record of `python -m benchmarks.newsgroups`."""
-    from pdbo.experiments import _record, newsgroups
+    from pdbo.experiments import newsgroups
 
-    (table,) = newsgroups.tables(_record.read(FOLDER / "newsgroups"))
+    return _markdown(newsgroups.tables(_kept("newsgroups"))[0])
+
+
+def scoreboard() -> str:
+    """The solvers by kind of problem, from a record of `pdbo reproduce problems`."""
+    from pdbo.experiments import problems
+
+    if (record := _kept("problems")) is None:
+        return ""
+    board = problems.tables(record)[0]
+    return f"{board.caption}\n\n{_markdown(board)}"
+
+
+def profiles() -> str:
+    """The picture that goes with the scoreboard."""
+    return _figures("problems")
+
+
+def claims() -> str:
+    """The claims of the paper, experiment by experiment, from records of `pdbo reproduce`."""
+    from pdbo.experiments import EXPERIMENTS, load
+
+    parts = []
+    for name in REPRODUCED:
+        if (record := _kept(name)) is None:
+            continue
+        found = load(name).claims(record)
+        parts.append(f"## {name}: {EXPERIMENTS[name].text}\n\n{_figures(name)}")
+        sentences = [_sentence(c) for c in found]
+        again = [s in sentences[:k] for k, s in enumerate(sentences)]
+        rows = [
+            ("the same" if known else said, c.measure, _compared(c), "yes" if c.held else "**no**")
+            for c, said, known in zip(found, sentences, again, strict=True)
+        ]
+        parts.append(_markdown(Table("", ("claim", "measured", "value", "held"), rows)))
+    return "\n\n".join(parts)
+
+
+REPRODUCED = ("toy", "paths", "sine", "rates", "digits", "newsgroups")
+
+
+def _sentence(claim: Claim) -> str:
+    return f"“{claim.sentence}” {claim.source}" if claim.quoted else claim.sentence
+
+
+def _compared(claim: Claim) -> str:
+    relation = {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation)
+    return f"{claim.value:.3g} {relation} {claim.bound:.3g}"
+
+
+def _kept(name: str) -> Any:
+    """The record of an experiment in benchmarks/records, if there is one."""
+    return read(FOLDER / name) if (FOLDER / name).is_dir() else None
+
+
+def _markdown(table: Table) -> str:
     lines = [f"| {' | '.join(table.header)} |", f"|{'---|' * len(table.header)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in table.rows)])
+    cell = lambda value: str(value).replace("|", "\\|")
+    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in table.rows)])
+
+
+def _figures(name: str) -> str:
+    """The figures of a record as they stand in docs/figures, each with its caption."""
+    from pdbo.experiments import load
+
+    if (record := _kept(name)) is None:
+        return ""
+    found = load(name).figures(record)
+    return "\n\n".join(f"![{f.name}](figures/{f.name}.png)\n\n{f.caption}" for f in found)
+
+
+def draw() -> None:
+    """Every figure that a page shows, as a picture of few colours in docs/figures."""
+    from PIL import Image
+
+    from pdbo.experiments import load
+    from pdbo.report._draw import draw
+
+    folder = ROOT / "docs" / "figures"
+    folder.mkdir(exist_ok=True)
+    for name in (*REPRODUCED, "problems"):
+        if (record := _kept(name)) is None:
+            continue
+        for figure in load(name).figures(record):
+            picture = Image.open(io.BytesIO(draw(figure)["png"])).convert("RGB")
+            picture.quantize(64).save(folder / f"{figure.name}.png", optimize=True)
+
+
+TABLES = (speeds, sparse, newsgroups, scoreboard, profiles, claims)
 
 
 def fill(text: str) -> str:
-    """The README with its tables made anew."""
-    for name, make in (("speeds", speeds), ("sparse", sparse), ("newsgroups", newsgroups)):
+    """A page with its tables made anew."""
+    for make in TABLES:
+        name = make.__name__
         marks = f"<!-- {name}: python -m benchmarks.readme -->", f"<!-- end of {name} -->"
         if marks[0] in text:
             pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
-            text = re.sub(pattern, "\n".join((marks[0], make(), marks[1])), text, flags=re.S)
+            made = "\n".join((marks[0], *filter(None, [make()]), marks[1]))
+            text = re.sub(pattern, lambda _, made=made: made, text, flags=re.S)
     return text
+
+
+def pages() -> list[pathlib.Path]:
+    """The pages with tables."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if "python -m benchmarks.readme -->" in page.read_text()]
 
 
 if __name__ == "__main__":
     toy = runpy.run_path(str(ROOT / "examples" / "toy.py"))
     settings = {"start": [2.0, [0.5, 0.5]], "steps": 100, "solvers": list(toy["solvers"])}
     print("kept in", write("toy", settings, toy["main"](str(ROOT / "docs" / "toy.png"))))
-    readme = ROOT / "README.md"
-    readme.write_text(fill(readme.read_text()))
+    draw()
+    for page in pages():
+        page.write_text(fill(page.read_text()))

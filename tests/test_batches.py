@@ -1,7 +1,5 @@
 """Mini-batches: the streams, the steps on them, the passes over all, and data on disk."""
 
-import pathlib
-import re
 import threading
 
 import equinox as eqx
@@ -402,14 +400,3 @@ def test_positions_do_not_overflow():
     assert (int(onward.epoch), int(onward.offset)) == divmod(total, 2**31 - 1)
     indices = np.asarray(shuffled(cursor.words, cursor.epoch, cursor.offset, 8, stream.length))
     assert (indices >= 0).all() and (indices < 2**31 - 1).all() and len(set(indices)) == 8
-
-
-def test_the_readme_shows_how():
-    """The code of the section on mini-batches, with data and functions filled in."""
-    text = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-    code = re.search(r"## Mini-batches\n+```python\n(.*?)```", text, re.S).group(1)
-    names = {"pdbo": pdbo, "f": f, "g": g, "training": INNER}
-    names["validation"] = {k: np.concatenate([v] * 3) for k, v in OUTER.items()}
-    exec(compile(code, "README.md", "exec"), names)
-    state = walk(names["problem"], Streamed(SOLVERS["PDBO"]), 3)
-    assert np.isfinite(state[0].y).all()

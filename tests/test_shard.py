@@ -1,7 +1,6 @@
 """Split over devices a problem gives the numbers it gives on one."""
 
 import json
-import pathlib
 import re
 
 import jax
@@ -70,14 +69,6 @@ def test_one_device_is_no_change():
     point = np.linspace(-1, 1, ROWS), np.linspace(0, 1, COLUMNS)
     assert sharded.outer(*point) == problem().outer(*point)
     assert sharded.inner(*point) == problem().inner(*point)
-
-
-def test_the_example_of_the_page_runs():
-    page = (pathlib.Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
-    found: dict = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.S)[1], found)
-    assert found["problem"].mesh is not None
-    assert np.all(np.isfinite(found["sol"].y))
 
 
 UNEVEN = """

@@ -1,8 +1,6 @@
 """The scikit-learn estimators: its own checks, and the facts they promise."""
 
-import pathlib
 import pickle
-import re
 import subprocess
 import sys
 
@@ -281,17 +279,6 @@ def test_bad_data():
         classifier().fit(X, Y, sample_weight=np.zeros(len(Y)))
     with pytest.raises(NotFittedError):
         classifier().predict(X)
-
-
-def test_the_readme_prints_what_is_shown(capsys):
-    readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-    blocks = re.findall(r"```python\n([^`]*)```\n+```text\n([^`]*)```", readme)
-    ((code, shown),) = [b for b in blocks if "pdbo.sklearn" in b[0]]
-    exec(compile(code, "README.md", "exec"), {})
-    printed = capsys.readouterr().out.split("\n")
-    score, shape = shown.strip().split("\n")
-    assert float(printed[0]) == pytest.approx(float(score), abs=0.011)
-    assert printed[1] == shape
 
 
 def test_without_scikit_learn():

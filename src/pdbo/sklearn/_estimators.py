@@ -188,11 +188,11 @@ class _BilevelLinear(BaseEstimator):
 class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
     r"""Logistic regression that learns its own l2 penalties.
 
-    With the penalties :math:`p` learned on held-out samples it minimises, on all of them,
+    With the penalties $p$ learned on held-out samples it minimises, on all of them,
 
-    .. math:: \sum_i s_i\, \ell(y_i, x_i^\top W + b) + \tfrac12 \sum_{jk} p_{jk} W_{jk}^2
+    $$\sum_i s_i\, \ell(y_i, x_i^\top W + b) + \tfrac12 \sum_{jk} p_{jk} W_{jk}^2$$
 
-    with the cross-entropy :math:`\ell` and the sample weights s. With `per="scalar"` that is
+    with the cross-entropy $\ell$ and the sample weights s. With `per="scalar"` that is
     `LogisticRegression(C=1 / penalty_)`; with two classes there is one column of weights.
 
     Parameters
@@ -345,9 +345,9 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
 class BilevelRidge(RegressorMixin, _BilevelLinear):
     r"""Ridge regression that learns its own penalties.
 
-    With the penalties :math:`p` learned on held-out samples it minimises, on all of them,
+    With the penalties $p$ learned on held-out samples it minimises, on all of them,
 
-    .. math:: \sum_i s_i\, \|y_i - x_i^\top W - b\|^2 + \sum_{jk} p_{jk} W_{jk}^2
+    $$\sum_i s_i\, \|y_i - x_i^\top W - b\|^2 + \sum_{jk} p_{jk} W_{jk}^2$$
 
     with the sample weights s. With `per="scalar"` that is `Ridge(alpha=penalty_)`.
 

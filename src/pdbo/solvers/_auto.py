@@ -117,9 +117,9 @@ class AutoPDBO(Solver):
        cuts are active at the solution, and one estimate alone never settles.
     2. **Multipliers from a local model, not by ascent.** With curvatures $L_f, L_h$ the step for
        $l_k = \lambda_k L_h / L_f$ is
-       $d(l) = P\bigl(z - \frac{\nabla f / L_f + \sum_k l_k \nabla h_k / L_h}{1 + \sum_k l_k}\bigr)
-       - z$, a mean of an f-step and h-steps, bounded however large the multipliers become (they
-       grow like $1/\sqrt\delta$). l is complementary to
+       $d(l) = P(z - \frac{\nabla f / L_f + \sum_k l_k \nabla h_k / L_h}{1 + \sum_k l_k}) - z$, a
+       mean of an f-step and h-steps, bounded however large the multipliers become (they grow like
+       $1/\sqrt\delta$). l is complementary to
        $h_k + \langle\nabla h_k, d\rangle + \tfrac{L_h}{2}\|d\|^2 \le \delta$.
     3. **Steps from what was measured.** A trial is kept where f and every cut stay below their
        models; the curvatures follow the secants of what was seen and bound the step by a radius.
