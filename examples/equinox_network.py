@@ -15,9 +15,9 @@ keys = jax.random.split(jax.random.key(3), 3)
 points = jax.random.uniform(keys[0], (48, 1), minval=-2, maxval=2)
 values = jnp.sin(3 * points) + 0.3 * jax.random.normal(keys[1], points.shape)
 data = {"train": (points[:16], values[:16]), "valid": (points[16:], values[16:])}
-network = eqx.nn.MLP(1, 1, 32, 2, activation=jnp.tanh, key=keys[2])
+network = eqx.nn.MLP(1, 1, 32, 1, activation=jnp.tanh, key=keys[2])
 y0, static = eqx.partition(network, eqx.is_array)
-x0 = [jnp.array(-7.0)] * 3
+x0 = [jnp.array(-7.0)] * 2
 
 
 def predict(weights, inputs):
@@ -41,8 +41,8 @@ problem = pdbo.Problem(lambda x, w, data: loss(w, data["valid"]), training, data
 solver = pdbo.PDBO(primal_step=0.01, dual_step=0.1, inner_step=0.05, smoothing=0.0, dual_bound=5.0)
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0, solver, steps=10_000, every=10_000)
-    print(f"validation loss {loss(y0, data['valid']):.2f} -> {sol.f:.2f}")
+    sol = pdbo.solve(problem, x0, y0, solver, steps=20_000, every=20_000)
+    print(f"validation loss {loss(y0, data['valid']):.1f} -> {sol.f:.1f}")
     print("log decay a layer:", *(f"{s:.1f}" for s in sol.x))
 
     grid = jnp.linspace(-2, 2, 200)[:, None]

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import pdbo
@@ -25,6 +26,16 @@ def same(printed, shown):
         assert float(a) == pytest.approx(float(b), rel=0.05, abs=1e-3), (printed, shown)
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Programs that are run once need not be optimised: that takes longer than running them."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("page", RUN["pages"](), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_pages_print_what_they_show(page):
     for match, printed in RUN["outputs"](page):
@@ -40,6 +51,7 @@ def test_no_block_is_overlooked():
         assert len(re.findall(r"^```python$", text, re.M)) == len(RUN["BLOCK"].findall(text)), page
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_print_what_the_gallery_shows(path, tmp_path):
     pytest.importorskip("matplotlib")
