@@ -46,8 +46,9 @@ solver = pdbo.PDBO(primal_step=0.02, dual_step=0.1, inner_step=0.1, smoothing=0.
 if __name__ == "__main__":
     sol = pdbo.solve(problem, x0, y0, solver, steps=10_000, every=10_000)
     kept = jax.nn.sigmoid(sol.x)
-    print(f"validation loss {problem.outer(x0, y0):.1f} -> {sol.f:.1f}")
-    print(f"mean weight: corrupted {kept[corrupt].mean():.1f}, clean {kept[~corrupt].mean():.1f}")
+    print(f"validation loss {problem.outer(x0, y0):.1f}, then below 0.1: {sol.f < 0.1}")
+    print(f"corrupted examples with a weight below 1/4: {jnp.sum(kept[corrupt] < 0.25)} of 6")
+    print(f"clean examples with a weight above 1/4: {jnp.sum(kept[~corrupt] > 0.25)} of 24")
 
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     axes.bar(range(30), kept, color=["#D55E00" if c else "#0072B2" for c in corrupt])
