@@ -138,6 +138,17 @@ def test_single_precision_is_no_excuse(name, x32, tmp_path):
     assert jnp.zeros(()).dtype == jnp.float32  # the session is what it was
 
 
+def test_a_start_on_the_simplex_is_on_it_in_double_too(x32, recwarn):
+    problem = pdbo.Problem(
+        lambda x, y: x**2 + y[0], lambda x, y: jnp.sum((y - x) ** 2), y_set=pdbo.Simplex()
+    )
+    start = jnp.array([0.3, 0.3, 0.4], jnp.float32)
+    assert pdbo.solve(problem, 0.5, start, steps=100, throw=False).steps == 100
+    assert not [w for w in recwarn if issubclass(w.category, pdbo.StartProjected)]
+    with pytest.warns(pdbo.StartProjected):
+        pdbo.solve(problem, 0.5, 2 * start, steps=100, throw=False)
+
+
 def test_functions_that_insist_on_single_precision(x32):
     problem = pdbo.Problem(
         lambda x, y: jnp.float32((x - 1) ** 2 + (y - 1) ** 2).astype(jnp.float32),

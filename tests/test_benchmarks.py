@@ -72,10 +72,8 @@ def test_cleaning_is_solved_by_leaving_out_the_wrong_labels():
     assert judge(np.where(clean, 30.0, -30.0), data["y0"]) < 1
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=len(clean)), rng.normal(size=(64, 10))
-    arrays = in_jax.arrays(data, ours.matrix, ours.pdbo.linear.DenseMatrix.from_array)
-    import jax
-
-    arrays = jax.tree.map(lambda a: a.astype(float) if a.dtype.kind == "f" else a, arrays)
+    matrix = ours.pdbo.linear.DenseMatrix.from_array(data["A"].astype(float))
+    arrays = {"A": matrix, "b": data["b"]}
     _, g = in_jax.functions("cleaning", ours.cross_entropy)
     scores = data["A"].astype(float) @ w
     losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(len(x)), data["b"]]

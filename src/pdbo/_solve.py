@@ -144,9 +144,14 @@ def in_double(
         return None
     with jax.enable_x64(True):
         double = problem.renewed().astype(jnp.float64)
-        x, y = trees.astype((x0, y0), jnp.float64)
+        point = trees.astype((x0, y0), jnp.float64)
         try:
-            check_functions(double, *point_arrays(x, y))
+            x, y = point_arrays(*point)
+            check_functions(double, x, y)
+            if state is None:  # a start inside its set but for rounding is inside
+                near_x, near_y = trees.astype((x, y), jnp.float32)
+                x = double.x_set.project(x) if problem.x_set.contains(near_x) else x
+                y = double.y_set.project(y) if problem.y_set.contains(near_y) else y
         except Exception:  # they insist on a precision, or are wrong: for the run to say
             return None
     return (double, None, None) if isinstance(state, State) else (double, x, y)
