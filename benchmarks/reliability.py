@@ -443,21 +443,26 @@ def _poison(
         point = jax.tree.leaves((found.x, found.y, found.f, found.g))
         if not np.all(np.isfinite([np.max(np.abs(part)) for part in point])):
             raise Fault(f"{what}: the point returned is not finite")
+        late = place == "inner solve"
         if name == "AutoPDBO":
-            if found.result is RESULTS.nonfinite or (lasting and at > low):
+            # at a point whose inner solution is harmed its certificate is, too, and says so
+            fails = found.result is RESULTS.nonfinite and not late
+            if fails or (lasting and at > low and not late):
                 raise Fault(f"{what}: {found.message}")
             tally["refused by AutoPDBO"] += 1
             continue
-        late = place == "inner solve"
+        ahead = name == "ProximalPDBO"  # the clock is that of an average, behind the iterates
         if found.result is not RESULTS.nonfinite:
-            if not late or lasting:
+            if lasting or not (late or ahead):
                 raise Fault(f"{what}: {found.result.name}")
-            tally["inner solve elsewhere"] += 1  # it was not near enough to be harmed at that time
+            # an inner solve that was not near enough, or iterates that were past the harm
+            tally["elsewhere at that time"] += 1
             continue
         # the certificate's own inner solve may be harmed, too, and says so
         if found.ok or not (late or np.isfinite(found.certificate.eps)):
             raise Fault(f"{what}: no finite certificate")
-        if found.steps != k - 1 and not (late and found.steps >= k - 1):
+        early = ahead and found.steps < k - 1 and at < low
+        if found.steps != k - 1 and not early and not (late and found.steps >= k - 1):
             raise Fault(f"{what}: said to be iteration {found.steps + 1}")
         if f"Failed at iteration {found.steps + 1}:" not in found.message:
             raise Fault(f"{what}: {found.message}")
