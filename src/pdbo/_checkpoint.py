@@ -31,7 +31,7 @@ from ._certificate import Certificate
 from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
 from ._files import replacing
 from ._mesh import agree, everywhere, writes
-from ._problem import Problem, check_problem, kind, values
+from ._problem import Problem, check_problem, has_double, kind, values
 from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch, round_off
@@ -97,15 +97,15 @@ def load(
     if not _in_double(saved, solver):
         return _loaded(saved, problem, solver, x0, y0)
     with jax.enable_x64(True):
-        double, x0, y0 = trees.astype((problem.renewed(), x0, y0), jnp.float64)
-        return round_off(_loaded(saved, double, solver, x0, y0), jnp.float32)
+        x0, y0 = trees.astype((x0, y0), jnp.float64)
+        return round_off(_loaded(saved, problem.doubled(), solver, x0, y0), jnp.float32)
 
 
 def _in_double(saved: "Saved", solver: Solver) -> bool:
     """Whether a run in double precision is read where there is none, as `solve` left it."""
     scale = saved.arrays.get("state.scale")
-    lacks = jax.dtypes.canonicalize_dtype(np.float64) != np.float64
-    return lacks and isinstance(solver, AutoPDBO) and scale is not None and scale.dtype == "float64"
+    double = scale is not None and scale.dtype == "float64"
+    return double and isinstance(solver, AutoPDBO) and not has_double()
 
 
 def _loaded(saved: "Saved", problem: Problem, solver: Solver, x0: PyTree, y0: PyTree) -> Solution:

@@ -94,6 +94,10 @@ class Problem(eqx.Module):
         """The same problem with every floating array it carries in another precision."""
         return trees.astype(self, dtype)
 
+    def doubled(self) -> "Problem":
+        """The same problem in double precision, for a session that has it for a while."""
+        return self.renewed().astype(jnp.float64)
+
 
 def _callable(name: str, function: Any, with_data: bool) -> Callable:
     if not callable(function):
@@ -127,6 +131,11 @@ _LEAVES = (int, float, np.ndarray, np.generic, jax.Array)
 def traced(*trees_: PyTree) -> bool:
     """Whether any leaf is being traced, so that no value can be looked at."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees_))
+
+
+def has_double() -> bool:
+    """Whether the session has 64-bit types."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 def kind(value: Any) -> str:

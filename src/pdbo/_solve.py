@@ -24,6 +24,7 @@ from ._problem import (
     check_functions,
     check_point,
     check_problem,
+    has_double,
     is_number,
     kind,
     point_arrays,
@@ -131,7 +132,7 @@ def in_double(
         return None
     if problem.mesh is not None or isinstance(problem.data, Batches):
         return None
-    if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
+    if has_double():
         return None
     leaves = jax.tree.leaves((x0, y0))
     known = all(isinstance(leaf, float | int | np.ndarray | np.generic | Array) for leaf in leaves)
@@ -143,7 +144,7 @@ def in_double(
     if sum(np.size(leaf) for leaf in (*leaves, *jax.tree.leaves(problem.data))) > SMALL:
         return None
     with jax.enable_x64(True):
-        double = problem.renewed().astype(jnp.float64)
+        double = problem.doubled()
         point = trees.astype((x0, y0), jnp.float64)
         try:
             x, y = point_arrays(*point)
@@ -205,7 +206,7 @@ def _solve(
             keeper = Keeper(checkpoint, float(checkpoint_every), problem, start, columns)
             stack.enter_context(keeper)
         options = (budget, tol, every, state is None, observe, progress, keeper, rounded)
-        solution = _solve_host(problem, run, *options)
+        solution = round_off(_solve_host(problem, run, *options), rounded)
     if throw and solution.result not in (RESULTS.success, RESULTS.max_steps, RESULTS.settled):
         raise SolveError(solution.message, solution)
     return solution
@@ -489,7 +490,7 @@ def _solve_host(
         inner_tol = notes["inner_tol"] if notes.get("tol") == tol else tol
         ended = _ended(problem, solution, tol, until, rounded)
         if ended is not None:
-            return round_off(ended, rounded)
+            return ended
     watched = REFRESH if progress or keeper is not None else None
     pace = Pace(watched if keeper is None else min(REFRESH, keeper.seconds))
     leads = writes(problem.mesh)
@@ -619,9 +620,9 @@ def _conclude(
     if code not in (RESULTS.success, RESULTS.multiplier_diverged):
         bottom = _bottom(problem, run, certificate, f, g, merged)
         code, note = (RESULTS.diverged, bottom) if bottom else (code, note)
-    solution = Solution(
-        x,
-        y,
+    return Solution(
+        point.x,
+        point.y,
         certificate.multiplier if point.multiplier is None else point.multiplier,
         f,
         g,
@@ -632,7 +633,6 @@ def _conclude(
         int(run.step),
         note=note,
     )
-    return round_off(solution, rounded)
 
 
 def _bottomless(certificate: Certificate, g: Any) -> Any:
