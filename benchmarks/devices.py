@@ -277,7 +277,7 @@ def iteration(rows: int, columns: int, classes: int, steps: int, repeats: int) -
 
 SIZE = {"columns": 64, "classes": 10}
 ROWS = tuple(2**k for k in range(10, 18))
-WEAK, STRONG = 2**14, 2**16
+WEAK, STRONG = 2**17, 2**20
 
 
 def cost(repeats: int = 5) -> dict[str, Any]:

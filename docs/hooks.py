@@ -1,7 +1,7 @@
 """What the site's build adds to MkDocs, so that it reads without a network and without a server.
 
 Formulas become MathML, which browsers show without a script; search from disk has a script of its
-own; a page that a measurement writes is announced where it has not been made.
+own.
 """
 
 import html
@@ -9,22 +9,9 @@ import re
 from typing import Any
 
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File
-
-WRITTEN = {
-    "benchmarks.md": "# Benchmarks\n\n`python -m benchmarks` measures, and writes this page.\n"
-}
 
 _SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline plugin would fetch
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Put a line in the place of pages that nobody has written yet."""
-    for name, text in WRITTEN.items():
-        if files.get_file_from_path(name) is None:
-            files.append(File.generated(config, name, content=text))
-    return files
 
 
 def on_page_content(content: str, **_: object) -> str:

@@ -248,3 +248,64 @@ def test_a_penalty_for_every_feature_is_certified():
 
     assert sol.ok
     assert problem.x_set.residual(sol.x, jax.grad(outer)(sol.x)) <= 1e-3
+
+
+def classifier(key, rows=60, columns=6, classes=3):
+    """Labelled rows of a linear model, half to train on and half held out, and the loss."""
+    keys = jax.random.split(key, 3)
+    A = jax.random.normal(keys[0], (2 * rows, columns))
+    truth = 2 * jax.random.normal(keys[1], (columns, classes))
+    labels = jnp.argmax(A @ truth + 2 * jax.random.gumbel(keys[2], (2 * rows, classes)), 1)
+
+    def losses(w, part):
+        scores = A[part] @ w
+        return jax.nn.logsumexp(scores, 1) - scores[jnp.arange(rows), labels[part]]
+
+    train, held = slice(0, rows), slice(rows, 2 * rows)
+    return losses, train, held, jnp.zeros((columns, classes))
+
+
+def minimiser(g, start):
+    """By Newton steps."""
+
+    def step(w, _):
+        value = lambda v: g(v.reshape(start.shape))
+        return w - jnp.linalg.solve(jax.hessian(value)(w), jax.grad(value)(w)), None
+
+    return jax.lax.scan(step, start.ravel(), length=20)[0].reshape(start.shape)
+
+
+def test_one_penalty_from_weights_of_zero():
+    """At w = 0 the penalty has neither value nor slope, and x is unbounded: the grid's best."""
+    losses, train, held, zero = classifier(jax.random.key(0))
+    problem = pdbo.Problem(
+        lambda x, w: jnp.mean(losses(w, held)),
+        lambda x, w: jnp.mean(losses(w, train)) + 0.01 * jnp.exp(x) * jnp.sum(w**2),
+    )
+
+    def best(x):
+        return problem.f(x, minimiser(lambda w: problem.g(x, w), zero))
+
+    values = jax.vmap(best)(jnp.linspace(-4.0, 4.0, 81))
+    assert 0 < jnp.argmin(values) < 80 and best(0.0) > 1.01 * jnp.min(values)
+    sol = pdbo.solve(problem, 0.0, zero, SOLVER)
+    assert sol.f <= 1.001 * jnp.min(values) and best(sol.x) <= 1.001 * jnp.min(values)
+
+
+def test_a_weight_for_every_example_is_measured_by_what_it_moves():
+    """Logits of weights: no curvature in x at the start, where all examples weigh the same."""
+    losses, train, held, zero = classifier(jax.random.key(1))
+    wrong = jnp.arange(60) % 2 == 0
+
+    def trained(x, w):
+        right = jnp.exp(-losses(w, train))
+        shown = jnp.where(wrong, (1 - right) / 2, right)  # one of the other two labels
+        return -jnp.mean(jax.nn.sigmoid(x) * jnp.log(shown)) + 1e-3 * jnp.sum(w**2)
+
+    problem = pdbo.Problem(lambda x, w: jnp.mean(losses(w, held)), trained)
+    state = jax.jit(lambda key: SOLVER.init(problem, jnp.zeros(60), zero, key))(jax.random.key(2))
+    assert 0.1 < state.unit[0] < 100
+    sol = pdbo.solve(problem, jnp.zeros(60), zero, SOLVER, steps=300)
+    assert jnp.max(jnp.abs(sol.x)) < 1e3
+    assert sol.f < 0.8 * problem.f(0, zero)
+    assert jnp.mean(sol.x[wrong]) < jnp.mean(sol.x[~wrong]) - 1

@@ -82,7 +82,7 @@ def stub():
 
 @pytest.fixture(scope="module")
 def record():
-    names = ("PDBO", "AID-FP", "ITD-R", "BigSAM+ITD", "AID-CG, per feature")
+    names = ("PDBO", "AID-FP", "ITD-R", "BigSAM+ITD", "PDBO with N = 1", "AID-CG, per feature")
     solver = pdbo.PDBO(1.0, 0.001, 1.0, 2, smoothing=1e-8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_corpus, "load", lambda data: stub())

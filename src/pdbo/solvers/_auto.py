@@ -12,10 +12,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
+from .._minimize import minimize
 from .._problem import Problem
 from .._sets import Free, Set
 from ._base import Calls, Point, Solver
 
+LOOK = 30  # inner steps before the units are measured, where x has no say at the start
+FAR = 100.0  # times what moves the inner solution by a unit of y: x is not measured in more
 PROBES = 3  # gradients of f and of g that the units are measured with
 SLOTS = 4  # inner estimates kept, one cut each
 INNER_STEPS = 2  # projected gradient steps per slot and iteration
@@ -34,6 +37,7 @@ REVIEW = 6  # iterations between two reviews of the slots
 STUCK = 20  # infeasible iterations after which y is set to a slot
 JUMPS = 3  # returns to the incumbent allowed
 JUMP_MARGIN = 0.03  # of the range of f seen: how much better the incumbent must be
+TOP = 18.0  # the logarithm of the largest mix: there f does not count, and feasibility is all
 SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
 SLOW = 40  # iterations without a shrink after which polishing is tried before the last slack ...
@@ -41,10 +45,13 @@ EARLY = 1e-3  # ... if the slack is at most this part of the range of g
 RESIDUAL = 1e-6  # of the largest gradient of f: where polishing ends
 RECENT = 8  # polishing steps, the highest f of which the next may reach
 PROGRESS = 1e-5  # of the range of f: a fall of it that counts
+FAIR = 30.0  # times the multiplier that balances the gradients in y: more is none
+ALIKE = 0.2  # of the slope in x: how far slots may differ in it that stand for one inner solution
 POLISHABLE = 0.1  # a first residual above it: no single slot explains the solution
 POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a certificate grants
 STALLED = 40  # polishing steps without a lower residual or f after which it ends
-FOLLOW = 150  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
+FOLLOW = 1000  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
+APPROACH = 20  # such turns at the first point, for as long as they end before the minimum is met
 FOLLOWED = 0.05  # ... their gradients leave more than this part of the residual in doubt
 
 
@@ -133,11 +140,14 @@ class AutoPDBO(Solver):
        g and better for f, or when it cannot become feasible. The best feasible point met is kept,
        and the run returns to it where the path it followed ends higher.
     6. **Units.** x and y are measured in half-widths of their sets; where a set is unbounded, in
-       lengths that make the curvatures of f and g in x and in y alike. Nothing depends on the
-       scale of f, g, x or y but the last slack, at most a tenth of what a certificate grants.
+       lengths that make the curvatures of f and g in x and in y alike. Where they have none in x,
+       x is measured by what moves the inner solution by a unit, after some inner steps where x
+       has no say before (a penalty on weights of zero). Nothing depends on the scale of f, g, x or
+       y but the last slack, at most a tenth of what a certificate grants.
     7. **Polishing.** A large multiplier makes the joint problem stiff, and the search slow at its
        end, but not $\phi(x) = \min_y f + \lambda (g - g^*)$, where y and the slot follow x. Once
-       the search has settled, or has become slow, spectral steps on $\phi$ take over.
+       the search has settled, or has become slow, spectral steps on $\phi$ take over: near a
+       solution, or anywhere if the active slots agree on the slope of $g^*$.
 
     A run rests, its state no longer changing, once it has settled and been polished. A multiplier
     magnifies the rounding of single precision, so `solve` runs small problems in double.
@@ -163,7 +173,7 @@ class AutoPDBO(Solver):
         flat_y = ravel_pytree(y)[0]
         dtype = flat_y.dtype
         seed = jnp.sum(jax.random.key_data(key), dtype=jnp.uint32)
-        unit, f, grad_f = _units(problem, x, y, seed)
+        unit, f, grad_f, spent = _units(problem, x, y, seed)
         slots = jnp.concatenate([flat_y[None], _draw(problem, y, unit[1], seed, SLOTS - 1)])
         cuts = _inner(problem, x, y, jnp.concatenate([flat_y[None], slots]))
         spread = jnp.max(cuts.value) - jnp.min(cuts.value)
@@ -208,7 +218,7 @@ class AutoPDBO(Solver):
             jumps=none,
             done=jnp.array(False),
             f_calls=none + PROBES,
-            g_calls=none + SLOTS + 1 + PROBES,
+            g_calls=none + SLOTS + 1 + spent,
         )
 
     def step(self, problem: Problem, state: AutoState) -> AutoState:
@@ -224,13 +234,13 @@ class AutoPDBO(Solver):
         return state.done
 
     def calls(self, state: AutoState) -> Calls:
-        """Gradients of f and g, and four Hessian-vector products to find the units."""
+        """Gradients of f and g."""
         return Calls(state.f_calls, state.g_calls, jnp.zeros_like(state.f_calls))
 
 
 def _iterate(problem: Problem, state: AutoState) -> AutoState:
     slow = (state.held >= SLOW) & (state.stuck == 0) & (state.slack <= EARLY * state.range_g)
-    polish = ((state.settled >= CONFIRM) | slow | (state.polished > 0)) & (state.multiplier > 0)
+    polish = ((state.settled >= CONFIRM) | slow | (state.polished != 0)) & (state.multiplier > 0)
     state = lax.cond(polish, lambda s: _polish(problem, s), lambda s: _search(problem, s), state)
     return _set(state, t=state.t + 1)
 
@@ -345,10 +355,12 @@ def _move(problem: Problem, state: AutoState) -> AutoState:
     alone = near & (total == 0)
     loose = jnp.where(alone, state.loose + 1, 0)
     rested = alone & keep & ((dd <= (0.05 * radius) ** 2) | (loose > PATIENCE))
-    converged = near & ~alone & (residual**2 / (2 * L_f) <= EVIDENCE * total * slack)
+    reachable = jnp.max(mix) < 0.9 * float(np.exp(TOP))
+    converged = near & ~alone & reachable & (residual**2 / (2 * L_f) <= EVIDENCE * total * slack)
     # with no cut active the slack may fall to where the first one is met
     met = jnp.clip(0.9 * jnp.max(h), SHRINK * slack, 0.9 * slack)
-    shrunk = jnp.where(rested, met, jnp.where(converged, SHRINK * slack, slack))
+    waited = near & ~alone & (state.held >= SLOW)
+    shrunk = jnp.where(rested, met, jnp.where(converged | waited, SHRINK * slack, slack))
     shrunk = jnp.maximum(shrunk, state.floor)
     steepest = jnp.maximum(state.steepest, steep_f)
     relative = residual / jnp.where(steepest > 0, steepest, 1)
@@ -415,7 +427,7 @@ class _Model(NamedTuple):
 def _multipliers(model: _Model, mix: Array) -> Array:
     """The mix l >= 0 complementary to the models <= 0, by two sweeps of bisection in log l."""
     excess = model.gram() if model.free else model.direct
-    top = jnp.full((), 18.0, mix.dtype)
+    top = jnp.full((), TOP, mix.dtype)
 
     def solve(k: Any, mix: Array) -> Array:
         def bisect(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -528,12 +540,18 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     flat_y, to_y = ravel_pytree(state.y)
     k = jnp.argmax(state.mix)
     # the multiplier of the last slack, if polishing starts at an earlier one
-    unit, first = state.unit, state.polished == 0
-    weight = state.multiplier * jnp.where(first, jnp.sqrt(state.slack / state.floor), 1)
+    unit, first, begins = state.unit, state.polished <= 0, state.polished == 0
+    # a multiplier that is far from balancing the gradients in y is one of infeasibility alone
+    pull = jnp.linalg.norm(state.grad_f[flat_x.size :])
+    push = jnp.linalg.norm(state.cuts.y[0])
+    balance = jnp.where((pull > 0) & (push > 0), pull / jnp.where(push > 0, push, 1), jnp.inf)
+    guess = jnp.where(state.multiplier <= FAIR * balance, state.multiplier, balance)
+    guess = guess * jnp.sqrt(state.slack / state.floor)
+    weight = jnp.where(begins, guess, state.multiplier)
     L_f = state.curvature_f
     stiff = jnp.stack([L_f, L_f / weight + state.curvature_h, state.curvature_h])
     lengths = jnp.stack([unit[0], unit[1], unit[1]]) ** 2
-    steps = jnp.where(first, lengths / jnp.where(stiff > 0, stiff, 1), state.polish_step)
+    steps = jnp.where(begins, lengths / jnp.where(stiff > 0, stiff, 1), state.polish_step)
 
     length = jnp.linalg.norm(state.polish_gradient)
     longest = RADIUS * flat_x.size**0.5 * unit[0] / jnp.where(length > 0, length, 1)
@@ -556,10 +574,14 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     size = flat_x.size
     in_x = grad_f[:size] + weight * (rows.x[0] - rows.x[1])
     in_y = grad_f[size:] + weight * rows.y[0]
-    residual = jnp.hypot(
-        unit[0] * problem.x_set.residual(x, to_x(in_x)),
-        unit[1] * problem.y_set.residual(to_y(y), to_y(in_y)),
-    ) / jnp.where(state.steepest > 0, state.steepest, 1)
+    scale = jnp.where(state.steepest > 0, state.steepest, 1)
+    residual_y = unit[1] * problem.y_set.residual(to_y(y), to_y(in_y)) / scale
+    residual = jnp.hypot(unit[0] * problem.x_set.residual(x, to_x(in_x)) / scale, residual_y)
+    # where the active slots agree on the slope in x, one speaks for all of them and x may be far
+    mine, active = state.cuts.x[1 + k], state.mix > 1e-2 * state.mix[k]
+    apart = jnp.linalg.norm(state.cuts.x[1:] - mine, axis=1)
+    alike = jnp.all(~active | (apart <= ALIKE * jnp.linalg.norm(mine)))
+    unexplained = jnp.where(alike, residual_y, residual)
 
     gap = rows.value[0] - rows.value[1]
     granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
@@ -571,7 +593,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     recent = jnp.where(first, jnp.full_like(state.recent, f), state.recent)
     rounding = 8 * float(jnp.finfo(f.dtype).eps) * jnp.abs(f)
     low = (f <= jnp.max(recent) + rounding) | (residual < state.residual)
-    keep = jnp.where(first, residual < POLISHABLE, low) & ~under
+    keep = jnp.where(first, unexplained < POLISHABLE, low) & ~under
     keep = keep & jnp.isfinite(f) & jnp.isfinite(residual) & (gap <= allowed)
     better = keep & (first | (residual < 0.99 * state.residual))
     falls = keep & (f < jnp.min(recent) - PROGRESS * (state.high_f - state.low_f))
@@ -579,28 +601,47 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     ss, sy = move @ move, move @ (in_x - state.polish_gradient)
     secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
     step_x = jnp.where(first, steps[0], jnp.where(keep, secant, step_x / 4))
-    failed = under | (first & ~keep)
+    # y and the slot that have not met their minima yet go on from where they are
+    whole = jnp.isfinite(f) & jnp.isfinite(residual) & ~under & (state.polished > -APPROACH)
+    nearing = first & ~keep & whole & (jnp.max(taken) >= FOLLOW)
+    failed = under | (first & ~keep & ~nearing)
     held = jnp.where(better | falls, 0, state.held + 1)
     met = keep & (residual <= RESIDUAL)
     over = met | (~first & ~under & (held >= STALLED))
     best = trees.where(better, (x, to_y(y)), state.incumbent)
     x, y, f, slot, in_x = trees.where(
-        keep,
+        keep | nearing,
         (x, to_y(y), f, slot, in_x),
         (state.x, state.y, state.f, state.slots[k], state.polish_gradient),
     )
-    x, y = trees.where(over, best, (x, y))
+    x, y = trees.where(over | (under & ~first), best, (x, y))
+    slots = _sane(state.slots.at[k].set(slot), state.slots)
+    cuts, grad_f = lax.cond(
+        failed & (state.polished != 0),  # back to the search, from another point
+        lambda _: (
+            _inner(problem, x, y, jnp.concatenate([ravel_pytree(y)[0][None], slots])),
+            _outer(problem, x, y)[1],
+        ),
+        lambda _: (state.cuts, state.grad_f),
+        None,
+    )
     return _set(
         state,
         x=x,
         y=y,
         f=f,
-        slots=_sane(state.slots.at[k].set(slot), state.slots),
+        grad_f=grad_f,
+        cuts=cuts,
+        slots=slots,
         residual=jnp.where(better, residual, state.residual),
         slack=jnp.where(failed, state.slack, state.floor),
         multiplier=jnp.where(failed, state.multiplier, weight),
         held=jnp.where(failed, -2 * SLOW, held),
-        polished=jnp.where(failed, 0, state.polished + 1),
+        polished=jnp.where(
+            failed,
+            0,
+            jnp.where(nearing, state.polished - 1, jnp.where(first, 1, state.polished + 1)),
+        ),
         recent=jnp.where(keep, jnp.roll(recent, 1).at[0].set(f), recent),
         incumbent=best,
         polish_gradient=in_x,
@@ -616,33 +657,58 @@ def _follow(
 ) -> tuple[Array, Array, Array]:
     """Barzilai-Borwein steps on share * f(x, .) + g(x, .) from y; the last step, their number."""
 
-    def slope(y: Array) -> Array:
-        inner = jax.grad(lambda v: problem.inner(x, to_y(v)))(y)
-        outer = lax.cond(
+    eps = float(jnp.finfo(y.dtype).eps)
+
+    def at(y: Array) -> tuple[Array, Array]:
+        value, slope = jax.value_and_grad(lambda v: problem.inner(x, to_y(v)))(y)
+        more, tilt = lax.cond(
             share > 0,
-            lambda y: share * jax.grad(lambda v: problem.outer(x, to_y(v)))(y),
-            jnp.zeros_like,
+            jax.value_and_grad(lambda v: problem.outer(x, to_y(v))),
+            lambda v: (jnp.zeros_like(value), jnp.zeros_like(v)),
             y,
         )
-        return inner + outer
+        return value + share * more, slope + share * tilt
 
-    def going(s: tuple[Array, ...]) -> Array:
-        _, _, _, size, taken = s
-        return (taken < 3) | ((taken < FOLLOW) & (size > tol))
+    def going(s: _Followed) -> Array:
+        return (s.taken < 3) | ((s.taken < FOLLOW) & (s.size > tol))
 
-    def body(s: tuple[Array, ...]) -> tuple[Array, ...]:
-        y, gradient, step, _, taken = s
-        new = ravel_pytree(problem.y_set.project(to_y(y - step * gradient)))[0]
-        move, after = new - y, slope(new)
-        ss, sy = move @ move, move @ (after - gradient)
-        secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * step, 5 * step)
-        size = jnp.sqrt(ss) / step  # of the projected gradient
-        return new, after, jnp.where((sy > 0) & (ss > 0), secant, step), size, taken + 1
+    def body(s: _Followed) -> _Followed:
+        new = ravel_pytree(problem.y_set.project(to_y(s.y - s.step * s.gradient)))[0]
+        value, after = at(new)
+        first = s.taken == 0
+        highest = jnp.max(s.recent)
+        keep = first | (value <= highest + 8 * eps * jnp.abs(highest))
+        move = new - s.y
+        ss, sy = move @ move, move @ (after - s.gradient)
+        secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * s.step, 5 * s.step)
+        step = jnp.where((sy > 0) & (ss > 0), secant, s.step)
+        recent = jnp.where(first, value, jnp.roll(s.recent, 1).at[0].set(value))
+        return _Followed(
+            jnp.where(keep, new, s.y),
+            jnp.where(keep, after, s.gradient),
+            jnp.where(keep, step, jnp.minimum(step, s.step / 4)),
+            jnp.where(keep, jnp.sqrt(ss) / s.step, s.size),
+            jnp.where(keep, recent, s.recent),
+            s.taken + 1,
+        )
 
-    # the first, with a gradient of zero, stays at y and finds the gradient there
-    start = (y, jnp.zeros_like(y), step, jnp.zeros_like(step), jnp.zeros((), jnp.int32))
-    y, _, step, _, taken = lax.while_loop(going, body, start)
-    return y, step, taken
+    # the first, with a gradient of zero, stays at y and finds value and gradient there
+    size, none = jnp.full_like(step, jnp.inf), jnp.zeros((), jnp.int32)
+    start = _Followed(y, jnp.zeros_like(y), step, size, jnp.zeros(RECENT, y.dtype), none)
+    end = lax.while_loop(going, body, start)
+    return end.y, end.step, end.taken
+
+
+class _Followed(NamedTuple):
+    """Where a follower is: y, the gradient, the next step, the projected gradient's size at the
+    last one, the last values and the steps taken."""
+
+    y: Array
+    gradient: Array
+    step: Array
+    size: Array
+    recent: Array
+    taken: Array
 
 
 def _outer(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
@@ -696,8 +762,17 @@ def _draw(problem: Problem, y: PyTree, unit: Array, index: Array, count: int) ->
     return jax.vmap(lambda i: ravel_pytree(problem.y_set.scatter(i, y, AROUND * unit))[0])(indices)
 
 
-def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> tuple[Array, Array, Array]:
-    """The lengths x and y are measured in, see idea 6; and f and its gradient at the start."""
+class _Units(NamedTuple):
+    """The lengths of x and y, f and its gradient at the start, and the gradients of g spent."""
+
+    lengths: Array
+    f: Array
+    grad_f: Array
+    spent: Array
+
+
+def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> _Units:
+    """What idea 6 says."""
     flat_x, to_x = ravel_pytree(x)
     flat_y, to_y = ravel_pytree(y)
     eps = float(jnp.finfo(flat_y.dtype).eps)
@@ -707,12 +782,13 @@ def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> tuple[Array, 
         size = jnp.linalg.norm(z)
         return eps ** (1 / 3) * jnp.where(size > 0, size, 1) * v / jnp.linalg.norm(v)
 
-    move_x, move_y = aside(flat_x), aside(flat_y)
-    xs = flat_x + jnp.stack([0 * move_x, move_x, 0 * move_x])
-    ys = flat_y + jnp.stack([0 * move_y, 0 * move_y, move_y])
+    def over(a: Array, b: Array) -> Array:
+        return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
-    def probe(function: Callable[[PyTree, PyTree], Array]) -> tuple[Any, ...]:
-        """The value, the gradients and the curvatures in x and in y by their differences."""
+    def probe(function: Callable[[PyTree, PyTree], Array], y: Array) -> _Probe:
+        move_x, move_y = aside(flat_x), aside(y)
+        xs = flat_x + jnp.stack([0 * move_x, move_x, 0 * move_x])
+        ys = y + jnp.stack([0 * move_y, 0 * move_y, move_y])
         at = jax.value_and_grad(lambda x, y: function(to_x(x), to_y(y)), (0, 1))
         value, (in_x, in_y) = jax.vmap(at)(xs, ys)
 
@@ -721,23 +797,50 @@ def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> tuple[Array, 
             real = change > 16 * eps * jnp.linalg.norm(rows[0])
             return jnp.where(real, change / jnp.linalg.norm(move), 0)
 
-        return value[0], in_x[0], in_y[0], curvature(in_x, 1, move_x), curvature(in_y, 2, move_y)
-
-    def over(a: Array, b: Array) -> Array:
-        return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
+        return _Probe(
+            value[0],
+            in_x[0],
+            in_y[0],
+            curvature(in_x, 1, move_x),
+            curvature(in_y, 2, move_y),
+            curvature(in_y, 1, move_x),
+        )
 
     def width(set_: Set, z: PyTree, size: int) -> Array:
         diameter = set_.diameter(z)
         return jnp.where(jnp.isfinite(diameter), diameter, 0) / (2 * size**0.5)
 
-    ratios, newton = [], jnp.zeros((), flat_y.dtype)
-    f, f_x, f_y, *_ = of_f = probe(problem.outer)
-    for _, _, slope, in_x, in_y in (of_f, probe(problem.inner)):
-        ratios.append(jnp.sqrt(over(in_y, in_x)))
-        newton = jnp.maximum(newton, over(jnp.linalg.norm(slope), in_y) / flat_y.size**0.5)
+    def reach(p: _Probe) -> Array:
+        """How far x goes, against y, for the inner solution to go as far as y."""
+        return over(p.yy, p.xy) * (flat_y.size / flat_x.size) ** 0.5
+
+    def bend(p: _Probe) -> Array:
+        """How far x goes for the slope of the inner function in x to become another; 0 where
+        there is next to no slope."""
+        length = over(jnp.linalg.norm(p.x), p.xx)
+        real = length > 1e3 * jnp.linalg.norm(aside(flat_x))
+        return jnp.where(real, length, 0) / flat_x.size**0.5
+
+    f, g = probe(problem.outer, flat_y), probe(problem.inner, flat_y)
+    ratios = [jnp.sqrt(over(p.yy, p.xx)) for p in (f, g)]
+    newton = jnp.zeros((), flat_y.dtype)
+    for p in (f, g):
+        newton = jnp.maximum(newton, over(jnp.linalg.norm(p.y), p.yy) / flat_y.size**0.5)
     both = (ratios[0] > 0) & (ratios[1] > 0)
     ratio = jnp.where(both, jnp.sqrt(ratios[0] * ratios[1]), jnp.maximum(*ratios))
     size_x, size_y = (jnp.sqrt(jnp.mean(flat**2)) for flat in (flat_x, flat_y))
+
+    # where x has no say at the start it is asked nearer to the inner solution
+    def nearer(_: Any) -> tuple[Array, Array]:
+        best = minimize(lambda y: problem.inner(x, y), problem.y_set, y, LOOK).point
+        found = probe(problem.inner, ravel_pytree(best)[0])
+        return reach(found), bend(found)
+
+    far, most = reach(g), bend(g)
+    mute = (far == 0) & (ratio == 0)
+    far, most = lax.cond(mute, nearer, lambda _: (far, most), None)
+    guessed = (far > 0) & ((ratio == 0) | (ratio > FAR * far))
+    ratio = jnp.where(guessed, far, ratio)
     ratio = jnp.where(ratio > 0, ratio, over(size_x, size_y))
     ratio = jnp.where((ratio > 0) & jnp.isfinite(ratio), ratio, 1)
     around = jnp.where(size_y > 0, jnp.clip(newton, size_y, 10 * size_y), newton)
@@ -745,8 +848,24 @@ def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> tuple[Array, 
     width_x = width(problem.x_set, x, flat_x.size)
     width_y = width(problem.y_set, y, flat_y.size)
     unit_y = jnp.where(width_y > 0, width_y, jnp.where(width_x > 0, width_x / ratio, around))
-    unit_x = jnp.where(width_x > 0, width_x, unit_y * ratio)
-    return jnp.stack([unit_x, unit_y]).astype(flat_y.dtype), f, jnp.concatenate([f_x, f_y])
+    unit_x = unit_y * ratio
+    unit_x = jnp.where(guessed & (most > 0), jnp.minimum(unit_x, most), unit_x)
+    unit_x = jnp.where(width_x > 0, width_x, unit_x)
+    units = jnp.stack([unit_x, unit_y]).astype(flat_y.dtype)
+    spent = PROBES + jnp.where(mute, LOOK + PROBES, 0).astype(jnp.int32)
+    return _Units(units, f.value, jnp.concatenate([f.x, f.y]), spent)
+
+
+class _Probe(NamedTuple):
+    """A function's value and gradients at a point, and the sizes of its second derivatives along
+    random directions, by differences."""
+
+    value: Array
+    x: Array
+    y: Array
+    xx: Array
+    yy: Array
+    xy: Array
 
 
 def _sane(new: Array, old: Array) -> Array:
