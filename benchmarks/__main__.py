@@ -143,7 +143,7 @@ def _scaling(entries: list[str], options: Any) -> dict[str, Any]:
             options.threads, scaling.SIZES[:4] if quick else scaling.SIZES
         ),
         "non-zeros": lambda: scaling.non_zeros(
-            options.threads, scaling.SIZES[1:4] if quick else scaling.SIZES[1:]
+            options.threads, scaling.SIZES[1:4] if quick else scaling.SIZES
         ),
         "memory": lambda: scaling.memory(
             options.threads, entries, counts=scaling.INNER[:3] if quick else scaling.INNER

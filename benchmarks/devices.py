@@ -355,6 +355,10 @@ def figures(record: dict[str, Any]) -> str:
         row = results["cost"][name]
         cells = [f"{1e3 * row[str(k)]:.1f} ms" if str(k) in row else "" for k in DEVICES]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    rows, size = record["settings"]["rows"], record["settings"]["size"]
+    lines += ["", f"Strong scaling splits {rows['strong']:,} rows over the devices, weak scaling "
+              f"gives each {rows['weak']:,}; a row has {size['columns']} features and "
+              f"{size['classes']} classes, in single precision."]  # fmt: skip
     lines += ["", f"| an iteration | variables | collectives | bytes sent a host, of {HOSTS} |"]
     lines += ["|---|---|---|---|"]
     for name, row in results["sent"].items():
