@@ -401,6 +401,8 @@ def draw(record: dict[str, Any], path: pathlib.Path) -> None:
                    ha="right", va="top", rotation=90, color="#555555")  # fmt: skip
     right.set(xlabel="devices or processes", ylabel="time, one device = 1")
     right.set_xticks(count, [str(k) for k in count])
+    ticks = [0.5, 1, 2, 4, 8, 16]
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     right.minorticks_off()
     right.legend(frameon=False, fontsize=7)
     plt.gcf().savefig(path, dpi=150)

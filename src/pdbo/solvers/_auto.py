@@ -541,11 +541,13 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     k = jnp.argmax(state.mix)
     # the multiplier of the last slack, if polishing starts at an earlier one
     unit, first, begins = state.unit, state.polished <= 0, state.polished == 0
-    # a multiplier that is far from balancing the gradients in y is one of infeasibility alone
-    pull = jnp.linalg.norm(state.grad_f[flat_x.size :])
-    push = jnp.linalg.norm(state.cuts.y[0])
-    balance = jnp.where((pull > 0) & (push > 0), pull / jnp.where(push > 0, push, 1), jnp.inf)
-    guess = jnp.where(state.multiplier <= FAIR * balance, state.multiplier, balance)
+    guess = state.multiplier
+    if isinstance(problem.y_set, Free):
+        # one that is far from balancing the gradients in y is one of infeasibility alone
+        pull = jnp.linalg.norm(state.grad_f[flat_x.size :])
+        push = jnp.linalg.norm(state.cuts.y[0])
+        balance = jnp.where((pull > 0) & (push > 0), pull / jnp.where(push > 0, push, 1), jnp.inf)
+        guess = jnp.where(guess <= FAIR * balance, guess, balance)
     guess = guess * jnp.sqrt(state.slack / state.floor)
     weight = jnp.where(begins, guess, state.multiplier)
     L_f = state.curvature_f
