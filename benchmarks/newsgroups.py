@@ -6,7 +6,6 @@ then `python -m benchmarks.readme`.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import time
@@ -30,7 +29,7 @@ def track(names: Iterable[str]) -> Iterator[str]:
 
 
 RACE = ("PDBO", "PDBO with N = 1", "AID-FP", "ITD-R")
-SPLITS, EVERY = 5, 5
+EVERY = 5
 
 
 def _advance(solver: Any, steps: int) -> Any:
@@ -50,25 +49,19 @@ def _begin(study: Any, name: str) -> list[tuple[Any, Any]]:
     return [(p, solver.init(p, *start, jax.random.key(0))) for p, start in pairs]
 
 
-def iterations(study: Any) -> dict[str, list[int]]:
-    """How many bring the test accuracy of each split to that of the rivals, looked at now and then.
+def iterations() -> dict[str, list[int]]:
+    """How many bring each split of the full study to the rivals' accuracy, by its record.
 
-    ITD-R's weights are trained as AID-FP's are, and pass at the same iterations.
+    The record has a row every so many iterations: for PDBO the row that has passed counts, for the
+    others the one before.
     """
-    found: dict[str, list[int]] = {}
-    for name in RACE[:3]:
-        solver = newsgroups._solvers()[name]
-        advance, look = _advance(solver, EVERY), eqx.filter_jit(study.observe)
-        found[name] = []
-        for problem, state in _begin(study, name):
-            taken = 0
-            while 100 * look(problem, solver.output(state))["accuracy"] < newsgroups.RIVALS:
-                if taken >= newsgroups.STEPS[name]:
-                    raise RuntimeError(f"{name} does not get there in {taken} iterations")
-                state, taken = advance(problem, state), taken + EVERY
-            found[name].append(taken)
-            print(name, taken, flush=True)
-    return found | {"ITD-R": found["AID-FP"]}
+    record = _record.read(FOLDER / "newsgroups")
+    found = {}
+    for name in RACE:
+        passed = 100 * record[f"{name}.accuracy"] >= newsgroups.RIVALS
+        rows = passed.argmax(1) if "PDBO" in name else passed.argmax(1) - 1
+        found[name] = [int(record[f"{name}.step"][row]) for row in rows]
+    return found
 
 
 def seconds(study: Any, rounds: int = 7) -> dict[str, float]:
@@ -88,14 +81,10 @@ def seconds(study: Any, rounds: int = 7) -> dict[str, float]:
 
 
 def arrival(data: pathlib.Path | None) -> None:
-    """Keep how many iterations it takes, once, and how long they take here."""
-    study = newsgroups.Study(_corpus.load(data), 0, SPLITS)
-    settings = {"accuracy": newsgroups.RIVALS, "splits": SPLITS, "looks every": EVERY}
-    counted = FOLDER / "arrival-iterations.json"
-    if not counted.exists():
-        write("arrival-iterations", settings, iterations(study))
-    counts = json.loads(counted.read_text())["results"]
-    each = seconds(study)
+    """Keep how many iterations the full study took, and how long they take here."""
+    counts = iterations()
+    settings = {"accuracy": newsgroups.RIVALS, "splits": len(counts["PDBO"])}
+    each = seconds(newsgroups.Study(_corpus.load(data), 0, 1))
     found = {n: {"iterations": counts[n], "seconds_each": each[n]} for n in RACE}
     print(found)
     print("kept in", write(f"arrival-{jax.default_backend()}", settings, found))
