@@ -583,6 +583,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     mine, active = state.cuts.x[1 + k], state.mix > 1e-2 * state.mix[k]
     apart = jnp.linalg.norm(state.cuts.x[1:] - mine, axis=1)
     alike = jnp.all(~active | (apart <= ALIKE * jnp.linalg.norm(mine)))
+    alike = alike & isinstance(problem.y_set, Free)  # elsewhere the multiplier may be none
     unexplained = jnp.where(alike, residual_y, residual)
 
     gap = rows.value[0] - rows.value[1]
