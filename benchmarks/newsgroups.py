@@ -42,13 +42,6 @@ def _advance(solver: Any, steps: int) -> Any:
     return advance
 
 
-def _begin(study: Any, name: str) -> list[tuple[Any, Any]]:
-    """The problem and the first state of every split."""
-    solver = newsgroups._solvers()[name]
-    pairs = zip(study.problems(name, ""), study.starts(""), strict=True)
-    return [(p, solver.init(p, *start, jax.random.key(0))) for p, start in pairs]
-
-
 def iterations() -> dict[str, list[int]]:
     """How many bring each split of the full study to the rivals' accuracy, by its record.
 
@@ -68,8 +61,9 @@ def seconds(study: Any, rounds: int = 7) -> dict[str, float]:
     """Of one iteration: the median over rounds in which every method has its turn."""
     ready = {}
     for name in RACE:
-        problem, state = _begin(study, name)[0]
-        advance = _advance(newsgroups._solvers()[name], EVERY)
+        solver, problem = newsgroups._solvers()[name], study.problems(name, "")[0]
+        state = solver.init(problem, *study.starts("")[0], jax.random.key(0))
+        advance = _advance(solver, EVERY)
         ready[name] = (advance, problem, jax.block_until_ready(advance(problem, state)))
     times: dict[str, list[float]] = {name: [] for name in RACE}
     for _ in range(rounds):

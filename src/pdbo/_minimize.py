@@ -20,7 +20,9 @@ class Minimum(NamedTuple):
     residual: Array
 
 
-class _Search(NamedTuple):
+class Search(NamedTuple):
+    """Where a search is, and how it goes on."""
+
     z: PyTree
     value: Array
     gradient: PyTree
@@ -34,11 +36,24 @@ class _Search(NamedTuple):
 def minimize(
     function: Callable[[PyTree], Array], constraint: Set, start: PyTree, iterations: Any
 ) -> Minimum:
+    """The best point of a search as accurate as the arithmetic allows."""
+    return search(function, constraint, start, iterations).best
+
+
+def search(
+    function: Callable[[PyTree], Array],
+    constraint: Set,
+    start: PyTree,
+    iterations: Any,
+    tol: Any = 0.0,
+    step: Any = None,
+) -> Search:
     r"""Spectral projected gradient: $z^+ = P(z - s \nabla\phi(z))$ with Barzilai-Borwein steps s.
 
-    Needs no constants of the function, one gradient an iteration, and stops at the accuracy its
-    arithmetic allows. A trial is kept where the value stays below a decaying average of past
-    values plus their rounding; otherwise the step is cut to a quarter.
+    Needs no constants of the function, one gradient an iteration, and stops where the residual is
+    at most `tol`, or at the accuracy its arithmetic allows; `step` is the first trial. A trial is
+    kept where the value stays below a decaying average of past values plus their rounding;
+    otherwise the step is cut to a quarter.
 
     References: Birgin, Martinez & Raydan, SIAM J. Optim. 10 (2000); Zhang & Hager, SIAM J.
     Optim. 14 (2004) for the average.
@@ -48,16 +63,16 @@ def minimize(
     value, gradient = value_and_grad(start)
     eps = jnp.finfo(value.dtype).eps
     residual = trees.length(constraint.tangent(start, trees.scale(-1, gradient)))
-    # the first step moves by a hundredth of the size of the point; the secant takes over from there
-    first = 0.01 * (1 + trees.length(start)) / jnp.maximum(trees.length(gradient), eps)
+    if step is None:  # by a hundredth of the size of the point; the secant takes over from there
+        step = 0.01 * (1 + trees.length(start)) / jnp.maximum(trees.length(gradient), eps)
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
-    search = _Search(start, value, gradient, first, value, best, zero, zero)
+    first = Search(start, value, gradient, step, value, best, zero, zero)
 
-    def going(s: _Search) -> Array:
-        return (s.taken < iterations) & (s.best.residual > 0) & (s.stalled < 60)
+    def going(s: Search) -> Array:
+        return (s.taken < iterations) & (s.best.residual > tol) & (s.stalled < 60)
 
-    def trial(s: _Search) -> _Search:
+    def trial(s: Search) -> Search:
         z = constraint.project(trees.axpy(-s.step, s.gradient, s.z))
         value, gradient = value_and_grad(z)
         move, change = trees.sub(z, s.z), trees.sub(gradient, s.gradient)
@@ -81,7 +96,7 @@ def minimize(
         )
         reference = jnp.where(keep, 0.5 * s.reference + 0.5 * value, s.reference)
         z, value, gradient = trees.where(keep, (z, value, gradient), (s.z, s.value, s.gradient))
-        return _Search(
+        return Search(
             z,
             value,
             gradient,
@@ -92,4 +107,4 @@ def minimize(
             s.taken + 1,
         )
 
-    return lax.while_loop(going, trial, search).best
+    return lax.while_loop(going, trial, first)

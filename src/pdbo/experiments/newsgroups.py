@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
     "round steps of Proximal-PDBO": 500,
     "penalty and primal step of V-PBGD": [1.0, 50.0],
     "unit of the offsets": 0.1,
-    "N = 1: primal step of PDBO": 200.0,
+    "N = 1: primal step of PDBO, start of the inner step": [200.0, "y"],
     "per feature: unit of x": {"PDBO": 10.0},
     "per feature: speed of level and exponent": {"PDBO": 0.1, "AID-CG": 0.1, "AutoPDBO": 10.0},
     "per feature, PDBO: primal step, first multiplier": [10.0, 10.0],
@@ -45,7 +45,7 @@ STEPS = {  # iterations
 METHODS = tuple(STEPS)
 FEATURES = tuple(name for name in METHODS if "," in name)
 PLAIN = "one tuned l2"
-ROWS = 50  # of a path, at which it is observed
+ROWS = 100  # of a path, at which it is observed
 
 
 def run(seed: int, quick: bool, track: Any = iter, data: pathlib.Path | None = None) -> Results:
@@ -255,11 +255,12 @@ def _log_scale(counts: Any) -> Any:
     """For each feature the logarithm of its variance, that of the middling one taken as zero."""
     import jax.numpy as jnp
 
-    mean = np.asarray(counts.mean(0)).ravel()
-    variance = np.asarray(counts.multiply(counts).mean(0)).ravel() - mean**2
+    from ..sklearn._search import moments
+
+    _, variance = moments(counts, np.ones(counts.shape[0]), True)
     there = variance > 0
     scale = np.log(variance, where=there, out=np.zeros_like(variance))
-    scale -= np.average(scale, weights=np.maximum(variance, 0))
+    scale -= np.average(scale, weights=variance)
     return jnp.asarray(np.where(there, scale, 0)[:, None], jnp.float32)
 
 
@@ -281,13 +282,14 @@ def _solvers() -> dict[str, Any]:
     s = SETTINGS
     step, N = s["steps of the others, inner and outer"], s["inner steps N"]
 
-    def pdbo(primal: float, multiplier: float, steps: int = N) -> PDBO:
+    def pdbo(primal: float, multiplier: float, steps: int = N, start: Any = "warm") -> PDBO:
         return PDBO(
             primal, s["dual step of PDBO"], step, steps, smoothing=s["smoothing"],
-            multiplier0=multiplier,
+            multiplier0=multiplier, inner_start=start,
         )  # fmt: skip
 
     first = s["first multiplier of PDBO"]
+    longer, start = s["N = 1: primal step of PDBO, start of the inner step"]
     paper = pdbo(s["primal step of PDBO"], first)
     strength = s["proximal strengths"]
     penalty, primal = s["penalty and primal step of V-PBGD"]
@@ -305,7 +307,7 @@ def _solvers() -> dict[str, Any]:
         "BOME": BOME(step, step, N),
         "F2SA": F2SA(step, N),
         "V-PBGD": VPBGD(penalty, primal, step, N),
-        "PDBO with N = 1": pdbo(s["N = 1: primal step of PDBO"], first, 1),
+        "PDBO with N = 1": pdbo(longer, first, 1, start),
         "PDBO, per feature": pdbo(*own),
         "AID-CG, per feature": AIDConjugateGradient(implicit, step, linear, linear_steps=linear),
         "AutoPDBO, per feature": AutoPDBO(),

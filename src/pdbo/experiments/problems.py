@@ -273,7 +273,7 @@ def claims(record: Record) -> list[Claim]:
             75.0,
         ),
         claim(
-            "So does multistart.",
+            "Multistart holds on them as well.",
             "the second half, problems solved, in per cent",
             share(record, MULTISTART, "second half"),
             ">=",

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
-from .._minimize import minimize
+from .._minimize import minimize, search
 from .._problem import Problem
 from .._sets import Free, Set
 from ._base import Calls, Point, Solver
@@ -40,8 +40,8 @@ JUMP_MARGIN = 0.03  # of the range of f seen: how much better the incumbent must
 TOP = 18.0  # the logarithm of the largest mix: there f does not count, and feasibility is all
 SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
-SLOW = 40  # iterations without a shrink after which polishing is tried before the last slack ...
-EARLY = 1e-3  # ... if the slack is at most this part of the range of g
+SLOW = 40  # iterations without a shrink: then the slack shrinks all the same, and ...
+EARLY = 1e-3  # ... polishing is tried if it is at most this part of the range of g
 RESIDUAL = 1e-6  # of the largest gradient of f: where polishing ends
 RECENT = 8  # polishing steps, the highest f of which the next may reach
 PROGRESS = 1e-5  # of the range of f: a fall of it that counts
@@ -51,8 +51,8 @@ POLISHABLE = 0.1  # a first residual above it: no single slot explains the solut
 POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a certificate grants
 STALLED = 40  # polishing steps without a lower residual or f after which it ends
 FOLLOW = 1000  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
-APPROACH = 20  # such turns at the first point, for as long as they end before the minimum is met
 FOLLOWED = 0.05  # ... their gradients leave more than this part of the residual in doubt
+APPROACH = 20  # such turns at the first point, for as long as they end before the minimum is met
 
 
 class Cuts(NamedTuple):
@@ -147,7 +147,7 @@ class AutoPDBO(Solver):
     7. **Polishing.** A large multiplier makes the joint problem stiff, and the search slow at its
        end, but not $\phi(x) = \min_y f + \lambda (g - g^*)$, where y and the slot follow x. Once
        the search has settled, or has become slow, spectral steps on $\phi$ take over: near a
-       solution, or anywhere if the active slots agree on the slope of $g^*$.
+       solution, or, where Y is free, anywhere if the active slots agree on the slope of $g^*$.
 
     A run rests, its state no longer changing, once it has settled and been polished. A multiplier
     magnifies the rounding of single precision, so `solve` runs small problems in double.
@@ -539,17 +539,9 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     flat_x, to_x = ravel_pytree(state.x)
     flat_y, to_y = ravel_pytree(state.y)
     k = jnp.argmax(state.mix)
-    # the multiplier of the last slack, if polishing starts at an earlier one
     unit, first, begins = state.unit, state.polished <= 0, state.polished == 0
-    guess = state.multiplier
-    if isinstance(problem.y_set, Free):
-        # one that is far from balancing the gradients in y is one of infeasibility alone
-        pull = jnp.linalg.norm(state.grad_f[flat_x.size :])
-        push = jnp.linalg.norm(state.cuts.y[0])
-        balance = jnp.where((pull > 0) & (push > 0), pull / jnp.where(push > 0, push, 1), jnp.inf)
-        guess = jnp.where(guess <= FAIR * balance, guess, balance)
-    guess = guess * jnp.sqrt(state.slack / state.floor)
-    weight = jnp.where(begins, guess, state.multiplier)
+    free = isinstance(problem.y_set, Free)
+    weight = jnp.where(begins, _last_multiplier(state, flat_x.size, free), state.multiplier)
     L_f = state.curvature_f
     stiff = jnp.stack([L_f, L_f / weight + state.curvature_h, state.curvature_h])
     lengths = jnp.stack([unit[0], unit[1], unit[1]]) ** 2
@@ -579,12 +571,8 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     scale = jnp.where(state.steepest > 0, state.steepest, 1)
     residual_y = unit[1] * problem.y_set.residual(to_y(y), to_y(in_y)) / scale
     residual = jnp.hypot(unit[0] * problem.x_set.residual(x, to_x(in_x)) / scale, residual_y)
-    # where the active slots agree on the slope in x, one speaks for all of them and x may be far
-    mine, active = state.cuts.x[1 + k], state.mix > 1e-2 * state.mix[k]
-    apart = jnp.linalg.norm(state.cuts.x[1:] - mine, axis=1)
-    alike = jnp.all(~active | (apart <= ALIKE * jnp.linalg.norm(mine)))
-    alike = alike & isinstance(problem.y_set, Free)  # elsewhere the multiplier may be none
-    unexplained = jnp.where(alike, residual_y, residual)
+    # where one slot speaks for all x may be far, unless Y is bounded: the multiplier may be none
+    unexplained = jnp.where(_alike(state, k), residual_y, residual) if free else residual
 
     gap = rows.value[0] - rows.value[1]
     granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
@@ -655,63 +643,34 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     )
 
 
+def _last_multiplier(state: AutoState, size_x: int, free: bool) -> Array:
+    """The multiplier of the last slack, by that of the present one."""
+    found = state.multiplier
+    if free:  # one that is far from balancing the gradients in y is one of infeasibility alone
+        pull, push = jnp.linalg.norm(state.grad_f[size_x:]), jnp.linalg.norm(state.cuts.y[0])
+        balance = jnp.where((pull > 0) & (push > 0), pull / jnp.where(push > 0, push, 1), jnp.inf)
+        found = jnp.where(found <= FAIR * balance, found, balance)
+    return found * jnp.sqrt(state.slack / state.floor)
+
+
+def _alike(state: AutoState, k: Array) -> Array:
+    """Whether the active slots agree with the k-th on the slope in x."""
+    mine, active = state.cuts.x[1 + k], state.mix > 1e-2 * state.mix[k]
+    apart = jnp.linalg.norm(state.cuts.x[1:] - mine, axis=1)
+    return jnp.all(~active | (apart <= ALIKE * jnp.linalg.norm(mine)))
+
+
 def _follow(
     problem: Problem, x: PyTree, to_y: Callable, tol: Array, y: Array, step: Array, share: Array
 ) -> tuple[Array, Array, Array]:
-    """Barzilai-Borwein steps on share * f(x, .) + g(x, .) from y; the last step, their number."""
+    """Spectral steps on share * f(x, .) + g(x, .) from y; the next step, and their number."""
 
-    eps = float(jnp.finfo(y.dtype).eps)
+    def value(y: PyTree) -> Array:
+        outer = lax.cond(share > 0, lambda y: problem.outer(x, y), lambda y: 0 * share, y)
+        return problem.inner(x, y) + share * outer
 
-    def at(y: Array) -> tuple[Array, Array]:
-        value, slope = jax.value_and_grad(lambda v: problem.inner(x, to_y(v)))(y)
-        more, tilt = lax.cond(
-            share > 0,
-            jax.value_and_grad(lambda v: problem.outer(x, to_y(v))),
-            lambda v: (jnp.zeros_like(value), jnp.zeros_like(v)),
-            y,
-        )
-        return value + share * more, slope + share * tilt
-
-    def going(s: _Followed) -> Array:
-        return (s.taken < 3) | ((s.taken < FOLLOW) & (s.size > tol))
-
-    def body(s: _Followed) -> _Followed:
-        new = ravel_pytree(problem.y_set.project(to_y(s.y - s.step * s.gradient)))[0]
-        value, after = at(new)
-        first = s.taken == 0
-        highest = jnp.max(s.recent)
-        keep = first | (value <= highest + 8 * eps * jnp.abs(highest))
-        move = new - s.y
-        ss, sy = move @ move, move @ (after - s.gradient)
-        secant = jnp.clip(ss / jnp.where(sy > 0, sy, 1), 0.2 * s.step, 5 * s.step)
-        step = jnp.where((sy > 0) & (ss > 0), secant, s.step)
-        recent = jnp.where(first, value, jnp.roll(s.recent, 1).at[0].set(value))
-        return _Followed(
-            jnp.where(keep, new, s.y),
-            jnp.where(keep, after, s.gradient),
-            jnp.where(keep, step, jnp.minimum(step, s.step / 4)),
-            jnp.where(keep, jnp.sqrt(ss) / s.step, s.size),
-            jnp.where(keep, recent, s.recent),
-            s.taken + 1,
-        )
-
-    # the first, with a gradient of zero, stays at y and finds value and gradient there
-    size, none = jnp.full_like(step, jnp.inf), jnp.zeros((), jnp.int32)
-    start = _Followed(y, jnp.zeros_like(y), step, size, jnp.zeros(RECENT, y.dtype), none)
-    end = lax.while_loop(going, body, start)
-    return end.y, end.step, end.taken
-
-
-class _Followed(NamedTuple):
-    """Where a follower is: y, the gradient, the next step, the projected gradient's size at the
-    last one, the last values and the steps taken."""
-
-    y: Array
-    gradient: Array
-    step: Array
-    size: Array
-    recent: Array
-    taken: Array
+    end = search(value, problem.y_set, to_y(y), FOLLOW, tol, step)
+    return ravel_pytree(end.best.point)[0], end.step, end.taken + 1
 
 
 def _outer(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:

@@ -1,5 +1,6 @@
 """PDBO, Algorithm 1 of the paper."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -168,8 +169,8 @@ class PDBO(Solver):
         steps = trees.astype(self.schedule(state.t), dtype)
         alpha, delta, bound = trees.astype((self.smoothing, self.slack, self.dual_bound), dtype)
 
-        y_hat = self._inner(problem, state)
         g, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y)
+        y_hat = self._inner(problem, state, g_y)
         g_hat, g_xhat = jax.value_and_grad(problem.inner, 0)(x, y_hat)
         h = g - g_hat - 0.5 * alpha * trees.dot(y_hat, y_hat) - delta
         grad_h = (trees.sub(g_x, g_xhat), g_y)
@@ -191,20 +192,21 @@ class PDBO(Solver):
             average = Average(trees.axpy(steps.weight / total, toward, average.z), total)
         return PDBOState(state.t + 1, x_new, y_new, y_hat, multiplier, h, average)
 
-    def _inner(self, problem: Problem, state: PDBOState) -> PyTree:
+    def _inner(self, problem: Problem, state: PDBOState, slope_at_y: PyTree) -> PyTree:
         """N projected gradient steps on g(x, .) + smoothing/2 |.|^2."""
         dtype = trees.dtype(state.y)
         step, alpha = trees.astype((self.inner_step, self.smoothing), dtype)
-        start = {
-            "warm": state.y_hat,
-            "y": state.y,
-            "fixed": trees.astype(self.inner_point, dtype),
-        }[self.inner_start]
 
-        slope = inner_slope(problem, state.x)
-        return descend(
-            lambda y: trees.axpy(alpha, y, slope(y)), problem.y_set, start, step, self.inner_steps
-        )
+        def smoothed(slope: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
+            return lambda y: trees.axpy(alpha, y, slope(y))
+
+        start, steps = state.y_hat, self.inner_steps
+        if self.inner_start == "fixed":
+            start = trees.astype(self.inner_point, dtype)
+        elif self.inner_start == "y":  # where the slope is known
+            start = descend(smoothed(lambda _: slope_at_y), problem.y_set, state.y, step, 1)
+            steps = steps - 1
+        return descend(smoothed(inner_slope(problem, state.x)), problem.y_set, start, step, steps)
 
     def output(self, state: PDBOState) -> Point:
         """The weighted average where it is kept, else the last iterate."""
@@ -212,8 +214,9 @@ class PDBO(Solver):
         return Point(x, y, state.multiplier, jnp.asarray(self.slack, state.h.dtype))
 
     def calls(self, state: PDBOState) -> Calls:
-        """One gradient of f and N + 2 of g an iteration."""
-        return Calls(state.t, (self.inner_steps + 2) * state.t, 0 * state.t)
+        """One gradient of f and N + 2 of g an iteration; N + 1 where the inner steps start at y."""
+        inner = self.inner_steps + (1 if self.inner_start == "y" else 2)
+        return Calls(state.t, inner * state.t, 0 * state.t)
 
 
 class Proximal(NamedTuple):
