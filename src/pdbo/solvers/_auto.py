@@ -534,7 +534,8 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
 
     The multiplier makes the joint problem stiff, but not this one: y and the slot follow x. A step
     is kept where f is not above the highest of the last ones, as in Raydan (1997), or where the
-    residual is the lowest so far; the end is where it is met, or where neither falls for long.
+    residual is the lowest so far; the end is where it is met, or, where neither falls for long, the
+    point of the lowest f met, among equal ones that of the lowest residual.
     """
     flat_x, to_x = ravel_pytree(state.x)
     flat_y, to_y = ravel_pytree(state.y)
@@ -587,7 +588,11 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     keep = jnp.where(first, unexplained < POLISHABLE, low) & ~under
     keep = keep & jnp.isfinite(f) & jnp.isfinite(residual) & (gap <= allowed)
     better = keep & (first | (residual < 0.99 * state.residual))
-    falls = keep & (f < jnp.min(recent) - PROGRESS * (state.high_f - state.low_f))
+    worth = PROGRESS * (state.high_f - state.low_f)
+    falls = keep & (f < jnp.min(recent) - worth)
+    lowest = jnp.where(first, f, state.incumbent_f)
+    met = keep & (residual <= RESIDUAL)
+    leads = met | (better & (f <= lowest + worth)) | (keep & (f < lowest - worth))
     move = ravel_pytree(x)[0] - flat_x
     ss, sy = move @ move, move @ (in_x - state.polish_gradient)
     secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
@@ -597,15 +602,14 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     nearing = first & ~keep & whole & (jnp.max(taken) >= FOLLOW)
     failed = under | (first & ~keep & ~nearing)
     held = jnp.where(better | falls, 0, state.held + 1)
-    met = keep & (residual <= RESIDUAL)
     over = met | (~first & ~under & (held >= STALLED))
-    best = trees.where(better, (x, to_y(y)), state.incumbent)
+    best, lowest = trees.where(leads, ((x, to_y(y)), f), (state.incumbent, state.incumbent_f))
     x, y, f, slot, in_x = trees.where(
         keep | nearing,
         (x, to_y(y), f, slot, in_x),
         (state.x, state.y, state.f, state.slots[k], state.polish_gradient),
     )
-    x, y = trees.where(over | (under & ~first), best, (x, y))
+    (x, y), f = trees.where(over | (under & ~first), (best, lowest), ((x, y), f))
     slots = _sane(state.slots.at[k].set(slot), state.slots)
     cuts, grad_f = lax.cond(
         failed & (state.polished != 0),  # back to the search, from another point
@@ -635,6 +639,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         ),
         recent=jnp.where(keep, jnp.roll(recent, 1).at[0].set(f), recent),
         incumbent=best,
+        incumbent_f=lowest,
         polish_gradient=in_x,
         polish_step=_sane(jnp.stack([step_x, step_y, step_slot]), state.polish_step),
         done=over | (failed & (state.settled >= CONFIRM)),
