@@ -6,10 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._sets import Set
+from ._sets import Free, Set
+
+MEMORY = 10
 
 
 class Minimum(NamedTuple):
@@ -31,6 +35,51 @@ class Search(NamedTuple):
     best: Minimum
     stalled: Array  # iterations since the best residual last fell by a tenth
     taken: Array
+    pairs: "Pairs"
+
+
+class Pairs(NamedTuple):
+    """The last moves and the changes of the gradient along them, in a ring; none on a set."""
+
+    moves: Array
+    changes: Array
+    next: Array  # the row to be written
+    count: Array
+
+    @staticmethod
+    def none(z: Array, room: int) -> "Pairs":
+        rows, zero = jnp.zeros((room, z.size), z.dtype), jnp.zeros((), jnp.int32)
+        return Pairs(rows, rows, zero, zero)
+
+    def add(self, keep: Array, move: Array, change: Array, good: Array) -> "Pairs":
+        room = len(self.moves)
+        write = keep & good
+        row = self.next
+        new = (
+            rows.at[row].set(jnp.where(write, v, rows[row]))
+            for rows, v in ((self.moves, move), (self.changes, change))
+        )
+        count = jnp.where(keep, jnp.minimum(self.count + write, room), 0)
+        return Pairs(*new, jnp.where(write, (row + 1) % room, row), count)
+
+    def apply(self, g: Array) -> Array:
+        """The inverse Hessian of L-BFGS, in the compact form of Byrd, Nocedal & Schnabel (1994)."""
+        room = len(self.moves)
+        order = (self.next + jnp.arange(room)) % room  # the oldest first
+        there = jnp.arange(room) >= room - self.count
+        S, Y = self.moves, self.changes
+        both = there[:, None] & there
+        pick = lambda v: jnp.where(there, v[order], 0)
+        grid = lambda m: jnp.where(both, m[order][:, order], 0)
+        SY, YY = grid(S @ Y.T), grid(Y @ Y.T)
+        R = jnp.triu(SY) + jnp.diag(jnp.where(there, 0, 1).astype(g.dtype))
+        D = jnp.diag(SY)
+        gamma = SY[-1, -1] / jnp.where(YY[-1, -1] > 0, YY[-1, -1], 1)
+        p, q = pick(S @ g), pick(Y @ g)
+        a = solve_triangular(R, p)
+        top = solve_triangular(R, D * a + gamma * (YY @ a) - gamma * q, trans=1)
+        back = lambda v: jnp.zeros_like(v).at[order].set(v)
+        return gamma * g + back(top) @ S - gamma * (back(a) @ Y)
 
 
 def minimize(
@@ -67,13 +116,19 @@ def search(
         step = 0.01 * (1 + trees.length(start)) / jnp.maximum(trees.length(gradient), eps)
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
-    first = Search(start, value, gradient, step, value, best, zero, zero)
+    room = MEMORY if isinstance(constraint, Free) else 0
+    flat, to_tree = ravel_pytree(start)
+    first = Search(start, value, gradient, step, value, best, zero, zero, Pairs.none(flat, room))
 
     def going(s: Search) -> Array:
         return (s.taken < iterations) & (s.best.residual > tol) & (s.stalled < 60)
 
     def trial(s: Search) -> Search:
-        z = constraint.project(trees.axpy(-s.step, s.gradient, s.z))
+        way = trees.scale(s.step, s.gradient)
+        if room:
+            newton = lambda: to_tree(s.pairs.apply(ravel_pytree(s.gradient)[0]))
+            way = lax.cond(s.pairs.count > 0, newton, lambda: way)
+        z = constraint.project(trees.sub(s.z, way))
         value, gradient = value_and_grad(z)
         move, change = trees.sub(z, s.z), trees.sub(gradient, s.gradient)
         rounding = 8 * eps * jnp.maximum(jnp.abs(value), jnp.abs(s.reference))
@@ -95,6 +150,10 @@ def search(
             (residual < 0.9 * s.best.residual) | (value < s.best.value - 10 * rounding)
         )
         reference = jnp.where(keep, 0.5 * s.reference + 0.5 * value, s.reference)
+        pairs = s.pairs
+        if room:
+            flat = (ravel_pytree(v)[0] for v in (move, change))
+            pairs = pairs.add(keep, *flat, sy > eps * jnp.sqrt(ss * yy))
         z, value, gradient = trees.where(keep, (z, value, gradient), (s.z, s.value, s.gradient))
         return Search(
             z,
@@ -105,6 +164,7 @@ def search(
             best,
             jnp.where(progress, 0, s.stalled + 1),
             s.taken + 1,
+            pairs,
         )
 
     return lax.while_loop(going, trial, first)

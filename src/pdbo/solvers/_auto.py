@@ -555,11 +555,12 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     x = trees.where(first, state.x, moved)
     sought = jnp.where(first, POLISHABLE, jnp.maximum(state.residual, RESIDUAL)) * state.steepest
     tol = FOLLOWED * sought / (weight * unit[1])
-    # one after the other in a loop, so that it is compiled once
+    # The slot sets out from y: what neither has met yet is then the same in both, and cancels in
+    # their difference. One after the other in a loop, so that it is compiled once.
     (y, slot), (step_y, step_slot), taken = lax.map(
         lambda row: _follow(problem, x, to_y, tol, *row),
         (
-            jnp.stack([flat_y, state.slots[k]]),
+            jnp.stack([flat_y, jnp.where(begins, flat_y, state.slots[k])]),
             steps[1:],
             jnp.stack([1 / weight, jnp.zeros_like(weight)]),
         ),
@@ -598,18 +599,19 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
     step_x = jnp.where(first, steps[0], jnp.where(keep, secant, step_x / 4))
     # y and the slot that have not met their minima yet go on from where they are
-    whole = jnp.isfinite(f) & jnp.isfinite(residual) & ~under & (state.polished > -APPROACH)
-    nearing = first & ~keep & whole & (jnp.max(taken) >= FOLLOW)
-    failed = under | (first & ~keep & ~nearing)
+    cut = jnp.max(taken) >= FOLLOW
+    whole = jnp.isfinite(f) & jnp.isfinite(residual) & (state.polished > -APPROACH)
+    nearing = first & ~keep & whole & cut
+    failed = (under & ~cut) | (first & ~keep & ~nearing)
     held = jnp.where(better | falls, 0, state.held + 1)
-    over = met | (~first & ~under & (held >= STALLED))
+    over = met | (~first & ~failed & (held >= STALLED))
     best, lowest = trees.where(leads, ((x, to_y(y)), f), (state.incumbent, state.incumbent_f))
     x, y, f, slot, in_x = trees.where(
         keep | nearing,
         (x, to_y(y), f, slot, in_x),
         (state.x, state.y, state.f, state.slots[k], state.polish_gradient),
     )
-    (x, y), f = trees.where(over | (under & ~first), (best, lowest), ((x, y), f))
+    (x, y), f = trees.where(over | (failed & ~first), (best, lowest), ((x, y), f))
     slots = _sane(state.slots.at[k].set(slot), state.slots)
     cuts, grad_f = lax.cond(
         failed & (state.polished != 0),  # back to the search, from another point
