@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._sets import Free, Set
 
-MEMORY = 10
+MEMORY = 8  # moves remembered where there is no set to stay in
 
 
 class Minimum(NamedTuple):
@@ -35,51 +35,56 @@ class Search(NamedTuple):
     best: Minimum
     stalled: Array  # iterations since the best residual last fell by a tenth
     taken: Array
-    pairs: "Pairs"
+    pairs: "Pairs | None"
 
 
 class Pairs(NamedTuple):
-    """The last moves and the changes of the gradient along them, in a ring; none on a set."""
+    """The last moves and what they changed in the gradient, in a ring."""
 
-    moves: Array
-    changes: Array
-    next: Array  # the row to be written
-    count: Array
+    rows: Array  # the moves, then the changes
+    along: Array  # moves times changes: right where the change is not the older one
+    changes: Array  # changes times changes
+    next: Array  # the move to be written
+    kept: Array  # how many are remembered
 
     @staticmethod
-    def none(z: Array, room: int) -> "Pairs":
-        rows, zero = jnp.zeros((room, z.size), z.dtype), jnp.zeros((), jnp.int32)
-        return Pairs(rows, rows, zero, zero)
+    def none(z: Array) -> "Pairs":
+        """Nothing remembered."""
+        rows, grid = jnp.zeros((2 * MEMORY, z.size), z.dtype), jnp.zeros((MEMORY, MEMORY), z.dtype)
+        return Pairs(rows, grid, grid, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
-    def add(self, keep: Array, move: Array, change: Array, good: Array) -> "Pairs":
-        room = len(self.moves)
-        write = keep & good
-        row = self.next
-        new = (
-            rows.at[row].set(jnp.where(write, v, rows[row]))
-            for rows, v in ((self.moves, move), (self.changes, change))
+    def add(self, move: Array, change: Array, keep: Array, convex: Array) -> "Pairs":
+        """One more where the move was kept and curved upwards, none at all where it was not."""
+        k, write = self.next, keep & convex
+        rows = self.rows
+        for at, new in ((k, move), (k + MEMORY, change)):
+            rows = rows.at[at].set(jnp.where(write, new, rows[at]))
+        by_move, by_change = jnp.split(rows @ rows[k + MEMORY], 2)
+        return Pairs(
+            rows,
+            self.along.at[:, k].set(by_move),
+            self.changes.at[:, k].set(by_change).at[k].set(by_change),
+            jnp.where(write, (k + 1) % MEMORY, k),
+            jnp.where(keep, jnp.minimum(self.kept + write, MEMORY), 0),
         )
-        count = jnp.where(keep, jnp.minimum(self.count + write, room), 0)
-        return Pairs(*new, jnp.where(write, (row + 1) % room, row), count)
 
-    def apply(self, g: Array) -> Array:
-        """The inverse Hessian of L-BFGS, in the compact form of Byrd, Nocedal & Schnabel (1994)."""
-        room = len(self.moves)
-        order = (self.next + jnp.arange(room)) % room  # the oldest first
-        there = jnp.arange(room) >= room - self.count
-        S, Y = self.moves, self.changes
-        both = there[:, None] & there
-        pick = lambda v: jnp.where(there, v[order], 0)
-        grid = lambda m: jnp.where(both, m[order][:, order], 0)
-        SY, YY = grid(S @ Y.T), grid(Y @ Y.T)
-        R = jnp.triu(SY) + jnp.diag(jnp.where(there, 0, 1).astype(g.dtype))
-        D = jnp.diag(SY)
-        gamma = SY[-1, -1] / jnp.where(YY[-1, -1] > 0, YY[-1, -1], 1)
-        p, q = pick(S @ g), pick(Y @ g)
-        a = solve_triangular(R, p)
-        top = solve_triangular(R, D * a + gamma * (YY @ a) - gamma * q, trans=1)
-        back = lambda v: jnp.zeros_like(v).at[order].set(v)
-        return gamma * g + back(top) @ S - gamma * (back(a) @ Y)
+    def step(self, gradient: Array, otherwise: Array) -> Array:
+        """That of L-BFGS, in the compact form of Byrd, Nocedal & Schnabel (1994)."""
+        order = (self.next + jnp.arange(MEMORY)) % MEMORY  # the oldest first
+        there = jnp.arange(MEMORY) >= MEMORY - self.kept
+        grids = [m[order][:, order] for m in (self.along, self.changes)]
+        along, changes = (jnp.where(there[:, None] & there, m, 0) for m in grids)
+        by_move, by_change = (
+            jnp.where(there, v[order], 0) for v in jnp.split(self.rows @ gradient, 2)
+        )
+        scale = along[-1, -1] / jnp.where(there[-1], changes[-1, -1], 1)
+        scale = jnp.where(there[-1], scale, otherwise)
+        upper = jnp.triu(along) + jnp.diag((~there).astype(gradient.dtype))
+        a = solve_triangular(upper, by_move)
+        b = jnp.diag(along) * a + scale * (changes @ a - by_change)
+        weights = jnp.stack([solve_triangular(upper, b, trans=1), -scale * a])
+        weights = jnp.zeros_like(weights).at[:, order].set(weights).ravel()
+        return scale * gradient + weights @ self.rows
 
 
 def minimize(
@@ -97,15 +102,16 @@ def search(
     tol: Any = 0.0,
     step: Any = None,
 ) -> Search:
-    r"""Spectral projected gradient: $z^+ = P(z - s \nabla\phi(z))$ with Barzilai-Borwein steps s.
+    r"""Spectral projected gradient: $z^+ = P(z - s \nabla\phi(z))$ with Barzilai-Borwein steps s;
+    where there is no set to stay in, limited-memory quasi-Newton steps.
 
     Needs no constants of the function, one gradient an iteration, and stops where the residual is
     at most `tol`, or at the accuracy its arithmetic allows; `step` is the first trial. A trial is
     kept where the value stays below a decaying average of past values plus their rounding;
-    otherwise the step is cut to a quarter.
+    otherwise the step is cut to a quarter, and what was remembered is forgotten.
 
     References: Birgin, Martinez & Raydan, SIAM J. Optim. 10 (2000); Zhang & Hager, SIAM J.
-    Optim. 14 (2004) for the average.
+    Optim. 14 (2004) for the average; Liu & Nocedal, Math. Program. 45 (1989) for L-BFGS.
     """
     value_and_grad = jax.value_and_grad(function)
     start = constraint.project(start)
@@ -116,19 +122,18 @@ def search(
         step = 0.01 * (1 + trees.length(start)) / jnp.maximum(trees.length(gradient), eps)
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
-    room = MEMORY if isinstance(constraint, Free) else 0
     flat, to_tree = ravel_pytree(start)
-    first = Search(start, value, gradient, step, value, best, zero, zero, Pairs.none(flat, room))
+    pairs = Pairs.none(flat) if isinstance(constraint, Free) else None
+    first = Search(start, value, gradient, step, value, best, zero, zero, pairs)
 
     def going(s: Search) -> Array:
         return (s.taken < iterations) & (s.best.residual > tol) & (s.stalled < 60)
 
     def trial(s: Search) -> Search:
-        way = trees.scale(s.step, s.gradient)
-        if room:
-            newton = lambda: to_tree(s.pairs.apply(ravel_pytree(s.gradient)[0]))
-            way = lax.cond(s.pairs.count > 0, newton, lambda: way)
-        z = constraint.project(trees.sub(s.z, way))
+        if s.pairs is None:
+            z = constraint.project(trees.axpy(-s.step, s.gradient, s.z))
+        else:
+            z = trees.sub(s.z, to_tree(s.pairs.step(ravel_pytree(s.gradient)[0], s.step)))
         value, gradient = value_and_grad(z)
         move, change = trees.sub(z, s.z), trees.sub(gradient, s.gradient)
         rounding = 8 * eps * jnp.maximum(jnp.abs(value), jnp.abs(s.reference))
@@ -149,11 +154,11 @@ def search(
         progress = better & (
             (residual < 0.9 * s.best.residual) | (value < s.best.value - 10 * rounding)
         )
-        reference = jnp.where(keep, 0.5 * s.reference + 0.5 * value, s.reference)
         pairs = s.pairs
-        if room:
-            flat = (ravel_pytree(v)[0] for v in (move, change))
-            pairs = pairs.add(keep, *flat, sy > eps * jnp.sqrt(ss * yy))
+        if pairs is not None:
+            convex = sy > eps * jnp.sqrt(ss * yy)
+            pairs = pairs.add(ravel_pytree(move)[0], ravel_pytree(change)[0], keep, convex)
+        reference = jnp.where(keep, 0.5 * s.reference + 0.5 * value, s.reference)
         z, value, gradient = trees.where(keep, (z, value, gradient), (s.z, s.value, s.gradient))
         return Search(
             z,

@@ -52,6 +52,7 @@ POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a cer
 STALLED = 40  # polishing steps without a lower residual or f after which it ends
 FOLLOW = 1000  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
 FOLLOWED = 0.05  # ... their gradients leave more than this part of the residual in doubt
+MISSED = 4.0  # times the accuracy sought, beyond which that many steps were too few
 APPROACH = 20  # such turns at the first point, for as long as they end before the minimum is met
 
 
@@ -530,7 +531,7 @@ def _review(problem: Problem, state: AutoState) -> AutoState:
 
 
 def _polish(problem: Problem, state: AutoState) -> AutoState:
-    r"""One spectral gradient step in x on $\min_y f + \lambda (g - g^*)$ with $\lambda$ held.
+    r"""One spectral gradient step in x on $\min_y f + \lambda (g - g^*)$.
 
     The multiplier makes the joint problem stiff, but not this one: y and the slot follow x. A step
     is kept where f is not above the highest of the last ones, as in Raydan (1997), or where the
@@ -538,9 +539,8 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     point of the lowest f met, among equal ones that of the lowest residual.
     """
     flat_x, to_x = ravel_pytree(state.x)
-    flat_y, to_y = ravel_pytree(state.y)
-    k = jnp.argmax(state.mix)
-    unit, first, begins = state.unit, state.polished <= 0, state.polished == 0
+    k, unit = jnp.argmax(state.mix), state.unit
+    first, begins = state.polished <= 0, state.polished == 0
     free = isinstance(problem.y_set, Free)
     weight = jnp.where(begins, _last_multiplier(state, flat_x.size, free), state.multiplier)
     L_f = state.curvature_f
@@ -548,80 +548,62 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     lengths = jnp.stack([unit[0], unit[1], unit[1]]) ** 2
     steps = jnp.where(begins, lengths / jnp.where(stiff > 0, stiff, 1), state.polish_step)
 
+    # the first only takes y and the slot to their minima: what is left must be small
     length = jnp.linalg.norm(state.polish_gradient)
     longest = RADIUS * flat_x.size**0.5 * unit[0] / jnp.where(length > 0, length, 1)
     step_x = jnp.minimum(steps[0], longest)
     moved = problem.x_set.project(to_x(flat_x - step_x * state.polish_gradient))
     x = trees.where(first, state.x, moved)
-    sought = jnp.where(first, POLISHABLE, jnp.maximum(state.residual, RESIDUAL)) * state.steepest
-    tol = FOLLOWED * sought / (weight * unit[1])
-    # The slot sets out from y: what neither has met yet is then the same in both, and cancels in
-    # their difference. One after the other in a loop, so that it is compiled once.
-    (y, slot), (step_y, step_slot), taken = lax.map(
-        lambda row: _follow(problem, x, to_y, tol, *row),
-        (
-            jnp.stack([flat_y, jnp.where(begins, flat_y, state.slots[k])]),
-            steps[1:],
-            jnp.stack([1 / weight, jnp.zeros_like(weight)]),
-        ),
-    )
-    f, grad_f = _outer(problem, x, to_y(y))
-    rows = _inner(problem, x, state.y, jnp.stack([y, slot]))
-    size = flat_x.size
-    in_x = grad_f[:size] + weight * (rows.x[0] - rows.x[1])
-    in_y = grad_f[size:] + weight * rows.y[0]
-    scale = jnp.where(state.steepest > 0, state.steepest, 1)
-    residual_y = unit[1] * problem.y_set.residual(to_y(y), to_y(in_y)) / scale
-    residual = jnp.hypot(unit[0] * problem.x_set.residual(x, to_x(in_x)) / scale, residual_y)
+    at = _penalised(problem, state, x, k, weight, steps[1:])
     # where one slot speaks for all x may be far, unless Y is bounded: the multiplier may be none
-    unexplained = jnp.where(_alike(state, k), residual_y, residual) if free else residual
+    unexplained = jnp.where(_alike(state, k), at.residual_y, at.residual) if free else at.residual
 
-    gap = rows.value[0] - rows.value[1]
-    granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
-    allowed = POLISH_GAP * jnp.maximum(state.floor, granted)
-    # another slot that lies lower takes part in the solution: this is none of polishing's
-    others = jax.vmap(lambda v: problem.inner(x, to_y(v)))(state.slots)
-    under = jnp.min(others) < rows.value[1] - allowed
-    # the first only takes y and the slot to their minima: what is left must be small
-    recent = jnp.where(first, jnp.full_like(state.recent, f), state.recent)
-    rounding = 8 * float(jnp.finfo(f.dtype).eps) * jnp.abs(f)
-    low = (f <= jnp.max(recent) + rounding) | (residual < state.residual)
-    keep = jnp.where(first, unexplained < POLISHABLE, low) & ~under
-    keep = keep & jnp.isfinite(f) & jnp.isfinite(residual) & (gap <= allowed)
-    better = keep & (first | (residual < 0.99 * state.residual))
+    most = float(jnp.finfo(at.f.dtype).max)
+    recent = jnp.where(first, jnp.full_like(state.recent, at.f), state.recent)
+    rounding = 8 * float(jnp.finfo(at.f.dtype).eps) * jnp.abs(at.f)
+    low = (at.f <= jnp.max(recent) + rounding) | (at.residual < state.residual)
+    keep = jnp.where(first, unexplained < POLISHABLE, low & ~at.cut) & ~at.under
+    finite = jnp.isfinite(at.f) & jnp.isfinite(at.residual)
+    keep = keep & finite & (at.excess <= 1)
+    better = keep & (first | (at.residual < 0.99 * state.residual))
     worth = PROGRESS * (state.high_f - state.low_f)
-    falls = keep & (f < jnp.min(recent) - worth)
-    lowest = jnp.where(first, f, state.incumbent_f)
-    met = keep & (residual <= RESIDUAL)
-    leads = met | (better & (f <= lowest + worth)) | (keep & (f < lowest - worth))
-    move = ravel_pytree(x)[0] - flat_x
-    ss, sy = move @ move, move @ (in_x - state.polish_gradient)
-    secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
-    step_x = jnp.where(first, steps[0], jnp.where(keep, secant, step_x / 4))
+    falls = keep & (at.f < jnp.min(recent) - worth)
+    met = keep & (at.residual <= RESIDUAL)
+    lowest = jnp.where(first, at.f, state.incumbent_f)
+    leads = met | (better & (at.f <= lowest + worth)) | (keep & (at.f < lowest - worth))
+    # y that leaves the inner solution by too much needs more of a multiplier: the gap falls with
+    # its square; f then rises, and is no longer compared with what it was
+    loose = finite & ~at.under & ~at.cut & (at.excess > 1) & free
+    more = jnp.where(loose, jnp.clip(1.2 * jnp.sqrt(at.excess), 1, 4), 1)
     # y and the slot that have not met their minima yet go on from where they are
-    cut = jnp.max(taken) >= FOLLOW
-    whole = jnp.isfinite(f) & jnp.isfinite(residual) & (state.polished > -APPROACH)
-    nearing = first & ~keep & whole & cut
-    failed = (under & ~cut) | (first & ~keep & ~nearing)
+    nearing = first & ~keep & finite & (at.cut | loose) & (state.polished > -APPROACH)
+    failed = (at.under & ~at.cut) | (first & ~keep & ~nearing)
+    move = ravel_pytree(x)[0] - flat_x
+    ss, sy = move @ move, move @ (at.slope - state.polish_gradient)
+    secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
+    step_x = jnp.where(keep, secant, jnp.where(loose, step_x, step_x / 4))
+    step_x = jnp.where(first, steps[0], step_x)
     held = jnp.where(better | falls, 0, state.held + 1)
     over = met | (~first & ~failed & (held >= STALLED))
-    best, lowest = trees.where(leads, ((x, to_y(y)), f), (state.incumbent, state.incumbent_f))
-    x, y, f, slot, in_x = trees.where(
+    best, lowest = trees.where(leads, ((x, at.y), at.f), (state.incumbent, state.incumbent_f))
+    x, y, f, slot, slope = trees.where(
         keep | nearing,
-        (x, to_y(y), f, slot, in_x),
+        (x, at.y, at.f, at.slot, at.slope),
         (state.x, state.y, state.f, state.slots[k], state.polish_gradient),
     )
-    (x, y), f = trees.where(over | (failed & ~first), (best, lowest), ((x, y), f))
+    x, y = trees.where(over | (failed & ~first), best, (x, y))
     slots = _sane(state.slots.at[k].set(slot), state.slots)
-    cuts, grad_f = lax.cond(
+    cuts, f, grad_f = lax.cond(
         failed & (state.polished != 0),  # back to the search, from another point
         lambda _: (
             _inner(problem, x, y, jnp.concatenate([ravel_pytree(y)[0][None], slots])),
-            _outer(problem, x, y)[1],
+            *_outer(problem, x, y),
         ),
-        lambda _: (state.cuts, state.grad_f),
+        lambda _: (state.cuts, f, state.grad_f),
         None,
     )
+    polished = jnp.where(nearing, state.polished - 1, jnp.where(first, 1, state.polished + 1))
+    recent = jnp.where(keep, jnp.roll(recent, 1).at[0].set(at.f), recent)
     return _set(
         state,
         x=x,
@@ -630,23 +612,84 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         grad_f=grad_f,
         cuts=cuts,
         slots=slots,
-        residual=jnp.where(better, residual, state.residual),
+        residual=jnp.where(better, at.residual, state.residual),
         slack=jnp.where(failed, state.slack, state.floor),
-        multiplier=jnp.where(failed, state.multiplier, weight),
+        multiplier=jnp.where(failed, state.multiplier, more * weight),
         held=jnp.where(failed, -2 * SLOW, held),
-        polished=jnp.where(
-            failed,
-            0,
-            jnp.where(nearing, state.polished - 1, jnp.where(first, 1, state.polished + 1)),
-        ),
-        recent=jnp.where(keep, jnp.roll(recent, 1).at[0].set(f), recent),
+        polished=jnp.where(failed, 0, polished),
+        recent=jnp.where(loose, most, recent),
         incumbent=best,
-        incumbent_f=lowest,
-        polish_gradient=in_x,
-        polish_step=_sane(jnp.stack([step_x, step_y, step_slot]), state.polish_step),
+        incumbent_f=jnp.where(loose, most, lowest),
+        polish_gradient=slope,
+        polish_step=_sane(jnp.append(step_x, at.steps), state.polish_step),
         done=over | (failed & (state.settled >= CONFIRM)),
-        f_calls=state.f_calls + taken[0] + 1,
-        g_calls=state.g_calls + taken[0] + taken[1] + 2 + SLOTS,
+        f_calls=state.f_calls + at.f_calls,
+        g_calls=state.g_calls + at.g_calls,
+    )
+
+
+class _Penalised(NamedTuple):
+    r"""$\min_y f + \lambda (g - g^*)$ at a point x: what polishing has to know of it."""
+
+    y: PyTree
+    slot: Array
+    f: Array
+    slope: Array  # in x
+    residual_y: Array
+    residual: Array  # of x and y
+    excess: Array  # the gap of y, of what is allowed
+    under: Array  # whether another slot lies lower
+    cut: Array  # whether y or the slot has not met its minimum
+    steps: Array  # the next of y and of the slot
+    f_calls: Array
+    g_calls: Array
+
+
+def _penalised(
+    problem: Problem, state: AutoState, x: PyTree, k: Array, weight: Array, steps: Array
+) -> _Penalised:
+    flat_y, to_y = ravel_pytree(state.y)
+    unit, first, begins = state.unit, state.polished <= 0, state.polished == 0
+    sought = jnp.where(first, POLISHABLE, jnp.maximum(state.residual, RESIDUAL)) * state.steepest
+    tol = FOLLOWED * sought / (weight * unit[1])
+    # The slot sets out from y: what neither has met yet is then the same in both, and cancels in
+    # their difference. One after the other in a loop, so that it is compiled once.
+    (y, slot), steps, taken, missed = lax.map(
+        lambda row: _follow(problem, x, to_y, tol, *row),
+        (
+            jnp.stack([flat_y, jnp.where(begins, flat_y, state.slots[k])]),
+            steps,
+            jnp.stack([1 / weight, jnp.zeros_like(weight)]),
+        ),
+    )
+    # On the other side of the slot the terms that are of second order in y - slot are the same:
+    # without them, weakening g is no way to let y leave the inner solution.
+    points = [y, slot, 2 * slot - y] if isinstance(problem.y_set, Free) else [y, slot]
+    rows = _inner(problem, x, state.y, jnp.stack(points))
+    f, grad_f = _outer(problem, x, to_y(y))
+    size = grad_f.size - y.size
+    in_x = grad_f[:size] + weight * (rows.x[0] - rows.x[-1]) / (len(points) - 1)
+    in_y = grad_f[size:] + weight * rows.y[0]
+    scale = jnp.where(state.steepest > 0, state.steepest, 1)
+    residual_x = unit[0] * problem.x_set.residual(x, ravel_pytree(x)[1](in_x)) / scale
+    residual_y = unit[1] * problem.y_set.residual(to_y(y), to_y(in_y)) / scale
+    granted = LAST_SLACK_ABSOLUTE * jnp.minimum(state.range_g, 1)
+    allowed = POLISH_GAP * jnp.maximum(state.floor, granted)
+    # another slot that lies lower takes part in the solution: this is none of polishing's
+    others = jax.vmap(lambda v: problem.inner(x, to_y(v)))(state.slots)
+    return _Penalised(
+        y=to_y(y),
+        slot=slot,
+        f=f,
+        slope=in_x,
+        residual_y=residual_y,
+        residual=jnp.hypot(residual_x, residual_y),
+        excess=(rows.value[0] - rows.value[1]) / allowed,
+        under=jnp.min(others) < rows.value[1] - allowed,
+        cut=jnp.any(missed),
+        steps=steps,
+        f_calls=taken[0] + 1,
+        g_calls=taken[0] + taken[1] + len(points) + SLOTS,
     )
 
 
@@ -669,15 +712,17 @@ def _alike(state: AutoState, k: Array) -> Array:
 
 def _follow(
     problem: Problem, x: PyTree, to_y: Callable, tol: Array, y: Array, step: Array, share: Array
-) -> tuple[Array, Array, Array]:
-    """Spectral steps on share * f(x, .) + g(x, .) from y; the next step, and their number."""
+) -> tuple[Array, Array, Array, Array]:
+    """A minimum of share * f(x, .) + g(x, .) from y, the next step, how many were taken, and
+    whether they were too few."""
 
     def value(y: PyTree) -> Array:
         outer = lax.cond(share > 0, lambda y: problem.outer(x, y), lambda y: 0 * share, y)
         return problem.inner(x, y) + share * outer
 
     end = search(value, problem.y_set, to_y(y), FOLLOW, tol, step)
-    return ravel_pytree(end.best.point)[0], end.step, end.taken + 1
+    missed = (end.taken >= FOLLOW) & (end.best.residual > MISSED * tol)
+    return ravel_pytree(end.best.point)[0], end.step, end.taken + 1, missed
 
 
 def _outer(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
