@@ -65,13 +65,13 @@ class Pairs(NamedTuple):
             self.along.at[:, k].set(by_move),
             self.changes.at[:, k].set(by_change).at[k].set(by_change),
             jnp.where(write, (k + 1) % MEMORY, k),
-            jnp.where(keep, jnp.minimum(self.kept + write, MEMORY), 0),
+            jnp.where(keep, jnp.minimum(self.kept + jnp.where(write, 1, 0), MEMORY), 0),
         )
 
     def step(self, gradient: Array, otherwise: Array) -> Array:
         """That of L-BFGS, in the compact form of Byrd, Nocedal & Schnabel (1994)."""
-        order = (self.next + jnp.arange(MEMORY)) % MEMORY  # the oldest first
-        there = jnp.arange(MEMORY) >= MEMORY - self.kept
+        age = jnp.arange(MEMORY, dtype=self.next.dtype)
+        order, there = (self.next + age) % MEMORY, age >= MEMORY - self.kept  # the oldest first
         grids = [m[order][:, order] for m in (self.along, self.changes)]
         along, changes = (jnp.where(there[:, None] & there, m, 0) for m in grids)
         by_move, by_change = (
