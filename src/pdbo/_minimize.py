@@ -55,17 +55,17 @@ class Pairs(NamedTuple):
 
     def add(self, move: Array, change: Array, keep: Array, convex: Array) -> "Pairs":
         """One more where the move was kept and curved upwards, none at all where it was not."""
-        k, write = self.next, keep & convex
-        rows = self.rows
-        for at, new in ((k, move), (k + MEMORY, change)):
-            rows = rows.at[at].set(jnp.where(write, new, rows[at]))
-        by_move, by_change = jnp.split(rows @ rows[k + MEMORY], 2)
+        k, room = self.next, MEMORY - 1
+        move, change = (jnp.where(keep, v, 0) for v in (move, change))  # may be no numbers
+        rows = self.rows.at[k].set(move).at[k + MEMORY].set(change)
+        by_move, by_change = jnp.split(rows @ change, 2)
+        kept = jnp.where(convex, jnp.minimum(self.kept, room) + 1, jnp.minimum(self.kept, room))
         return Pairs(
             rows,
             self.along.at[:, k].set(by_move),
             self.changes.at[:, k].set(by_change).at[k].set(by_change),
-            jnp.where(write, (k + 1) % MEMORY, k),
-            jnp.where(keep, jnp.minimum(self.kept + jnp.where(write, 1, 0), MEMORY), 0),
+            jnp.where(keep & convex, (k + 1) % MEMORY, k),
+            jnp.where(keep, kept, 0),
         )
 
     def step(self, gradient: Array, otherwise: Array) -> Array:

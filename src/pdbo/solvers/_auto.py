@@ -27,6 +27,7 @@ RADIUS = 0.2  # the longest step, in units of each entry
 FIRST_SLACK = 4.0  # of the range of g seen at the start: at first f is alone
 LAST_SLACK = 1e-8  # of the same range, where the shrinking of the slack ends ...
 LAST_SLACK_ABSOLUTE = 1e-7  # ... or here, a tenth of what a certificate grants
+ROUNDING = 32.0  # units in the last place of g: no slack is less
 SHRINK = 0.5  # of the slack, on evidence
 EVIDENCE = 0.3  # the f-error left, against the bias of the relaxation
 FEASIBLE = 1.5  # slacks within which a point counts as feasible
@@ -42,6 +43,8 @@ SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
 SLOW = 40  # iterations without a shrink: then the slack shrinks all the same, and ...
 EARLY = 1e-3  # ... polishing is tried if it is at most this part of the range of g
+SOON = 10  # the same where Y is free and the active slots agree, ...
+SOONER = 1e-2  # ... at most this part
 RESIDUAL = 1e-6  # of the largest gradient of f: where polishing ends
 RECENT = 8  # polishing steps, the highest f of which the next may reach
 PROGRESS = 1e-4  # of the range of f: a fall of it that counts
@@ -108,7 +111,7 @@ class AutoState(eqx.Module):
     @property
     def floor(self) -> Array:
         """The least slack: where the shrinking ends, or what rounding leaves of a cut."""
-        rounding = 2 * float(jnp.finfo(self.f.dtype).eps) * jnp.abs(self.cuts.value[0])
+        rounding = ROUNDING * float(jnp.finfo(self.f.dtype).eps) * jnp.abs(self.cuts.value[0])
         return jnp.maximum(self.last_slack, rounding)
 
 
@@ -240,7 +243,11 @@ class AutoPDBO(Solver):
 
 
 def _iterate(problem: Problem, state: AutoState) -> AutoState:
-    slow = (state.held >= SLOW) & (state.stuck == 0) & (state.slack <= EARLY * state.range_g)
+    slow = (state.held >= SLOW) & (state.slack <= EARLY * state.range_g)
+    if isinstance(problem.y_set, Free):
+        soon = (state.held >= SOON) & (state.slack <= SOONER * state.range_g)
+        slow = slow | (soon & _alike(state, jnp.argmax(state.mix)))
+    slow = slow & (state.stuck == 0)
     polish = ((state.settled >= CONFIRM) | slow | (state.polished != 0)) & (state.multiplier > 0)
     state = lax.cond(polish, lambda s: _polish(problem, s), lambda s: _search(problem, s), state)
     return _set(state, t=state.t + 1)
@@ -574,6 +581,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     # y that leaves the inner solution by too much needs more of a multiplier: the gap falls with
     # its square; f then rises, and is no longer compared with what it was
     loose = finite & ~at.under & ~at.cut & (at.excess > 1) & free
+    loose = loose & (at.residual_y <= POLISHABLE)  # else it is but rounding
     more = jnp.where(loose, jnp.clip(1.2 * jnp.sqrt(at.excess), 1, 4), 1)
     # y and the slot that have not met their minima yet go on from where they are
     nearing = first & ~keep & finite & (at.cut | loose) & (state.polished > -APPROACH)
