@@ -3,6 +3,7 @@
 import pathlib
 import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import cases
 import pdbo
 from pdbo import problems
 from pdbo._multistart import _spread, kronecker, multistart
-from pdbo.solvers._auto import AutoPDBO
+from pdbo.solvers._auto import AutoPDBO, _penalised
 
 SOLVER = AutoPDBO()
 
@@ -309,3 +310,40 @@ def test_a_weight_for_every_example_is_measured_by_what_it_moves():
     assert jnp.max(jnp.abs(sol.x)) < 1e3
     assert sol.f < 0.8 * problem.f(0, zero)
     assert jnp.mean(sol.x[wrong]) < jnp.mean(sol.x[~wrong]) - 1
+
+
+def test_the_slope_of_polishing_is_near_the_hypergradient():
+    """Against the inner solution in closed form; where that is zero whatever the penalty, weakening
+    the penalty earns nothing, though y is then free to leave it."""
+    keys = jax.random.split(jax.random.key(3), 4)
+    A, C = jax.random.normal(keys[0], (8, 5)), jax.random.normal(keys[1], (8, 5))
+    b, d = jax.random.normal(keys[2], (8,)), jax.random.normal(keys[3], (8,))
+    A = A.at[:, 0].set(0)
+    problem = pdbo.Problem(
+        lambda x, w: 0.5 * jnp.sum((C @ w - d) ** 2),
+        lambda x, w: 0.5 * jnp.sum((A @ w - b) ** 2) + 0.5 * jnp.sum(jnp.exp(x) * w**2),
+    )
+
+    def outer(x):
+        return problem.f(x, jnp.linalg.solve(A.T @ A + jnp.diag(jnp.exp(x)), A.T @ b))
+
+    x = jnp.linspace(-1.0, 1.0, 5)
+    state = SOLVER.init(problem, x, jnp.zeros(5), jax.random.key(0))
+    state = eqx.tree_at(
+        lambda s: (s.polished, s.residual, s.steepest),
+        state,
+        (jnp.ones_like(state.polished), jnp.zeros(()), jnp.ones(())),
+    )
+
+    @jax.jit
+    def at(weight):
+        return _penalised(problem, state, x, jnp.array(0), weight, jnp.full(2, 0.01))
+
+    exact = jax.grad(outer)(x)
+    assert exact[0] == 0
+    near, nearer = at(jnp.array(200.0)), at(jnp.array(400.0))
+    assert not near.cut and not nearer.cut
+    assert 1.6 < jnp.linalg.norm(near.slope - exact) / jnp.linalg.norm(nearer.slope - exact) < 2.4
+    assert jnp.linalg.norm(nearer.slope - exact) < 0.05 * jnp.linalg.norm(exact)
+    saved = 200.0 * 0.5 * jnp.exp(x[0]) * near.y[0] ** 2
+    assert jnp.abs(near.slope[0]) < 1e-3 * saved

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize as scipy_minimize
 
 import pdbo
-from pdbo._minimize import minimize
+from pdbo._minimize import MEMORY, Pairs, minimize
 
 
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
@@ -65,3 +65,49 @@ def test_stops_by_itself_at_the_accuracy_of_its_arithmetic():
     jax.jit(lambda z: minimize(function, pdbo.Free(), z, 10_000))(jnp.zeros(3))
     jax.effects_barrier()
     assert len(calls) < 200
+
+
+def test_the_quasi_newton_step_is_that_of_bfgs():
+    """Against the update of the whole matrix, with more pairs than are remembered."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(12, 12))
+    hessian = root @ root.T + np.eye(12)
+    moves = rng.normal(size=(MEMORY + 5, 12))
+    pairs = Pairs.none(jnp.zeros(12))
+    for k, move in enumerate(moves):
+        if k == 3:  # what curves downwards is not remembered
+            pairs = pairs.add(move, -move, jnp.array(True), jnp.array(False))
+        pairs = pairs.add(move, hessian @ move, jnp.array(True), jnp.array(True))
+    inverse = np.eye(12) * (moves[-1] @ hessian @ moves[-1]) / np.sum((hessian @ moves[-1]) ** 2)
+    for move in moves[-MEMORY:]:
+        change = hessian @ move
+        keep = np.eye(12) - np.outer(move, change) / (move @ change)
+        inverse = keep @ inverse @ keep.T + np.outer(move, move) / (move @ change)
+    gradient = rng.normal(size=12)
+    found = pairs.step(jnp.asarray(gradient), jnp.array(0.5))
+    np.testing.assert_allclose(found, inverse @ gradient, rtol=1e-8)
+    forgotten = pairs.add(jnp.full(12, jnp.nan), moves[0], jnp.array(False), jnp.array(True))
+    np.testing.assert_allclose(
+        forgotten.step(jnp.asarray(gradient), jnp.array(0.5)), 0.5 * gradient
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_penalties_of_all_sizes_against_scipy(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(60, 30)), np.sign(rng.normal(size=60))
+    weights = np.exp(rng.uniform(-9, 3, 30))
+    function = lambda z: (
+        jnp.mean(jnp.logaddexp(0.0, -b * (jnp.asarray(a) @ z))) + jnp.sum(weights * z**2) / 60
+    )
+    found = jax.jit(lambda z: minimize(function, pdbo.Free(), z, 500))(jnp.zeros(30))
+    value_and_grad = jax.jit(jax.value_and_grad(function))
+    other = scipy_minimize(
+        lambda z: tuple(np.asarray(v) for v in value_and_grad(jnp.asarray(z))),
+        np.zeros(30),
+        jac=True,
+        method="BFGS",
+        options={"gtol": 1e-10, "maxiter": 5000},
+    )
+    assert float(found.value) <= other.fun + 1e-12
+    assert found.residual <= 1e-7

@@ -104,6 +104,8 @@ def test_pdbo_is_algorithm_1(start, average):
     np.testing.assert_allclose(sol.y, expected[1], rtol=1e-12)
     np.testing.assert_allclose(sol.multiplier, m, rtol=1e-12)
     np.testing.assert_allclose(sol.state.inner.x, x, rtol=1e-12)  # the last iterate is kept
+    shared = isinstance(start, str) and start == "y"  # the first inner gradient and that at y
+    assert solver.calls(sol.state.inner).g == 20 * (4 if shared else 5)
 
 
 def test_proximal_pdbo_is_algorithm_2():
