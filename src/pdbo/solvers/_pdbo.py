@@ -66,7 +66,8 @@ class PDBO(Solver):
         multiplier0: $\lambda_0$.
         schedule: a `Schedule` in place of the three constant numbers.
         inner_start: where the inner steps start: "warm" (the last estimate), "y" (the current
-            y) or a pytree shaped like y (that point, at every iteration).
+            y, whose gradient then serves twice) or a pytree shaped like y (that point, at every
+            iteration).
         average: whether the output is the weighted average; None leaves it to the schedule (the
             theory's output is the average, that of constant steps the last iterate).
 
