@@ -94,10 +94,11 @@ def renewed(rows: tuple[str, ...], data: pathlib.Path | None) -> _record.Record:
         if here != kept.provenance:
             raise SystemExit(f"The record was kept by {kept.provenance}, this is {here}.")
         found = newsgroups.run(0, False, track, data, rows)
-    times = kept.times
+    times, steps = kept.times, "iterations"
+    now = {n: v for n, v in found.settings[steps].items() if n in rows}
     record = dataclasses.replace(
         kept,
-        settings=found.settings,
+        settings=kept.settings | {steps: kept.settings[steps] | now},
         arrays=kept.arrays | found.arrays,
         calls=kept.calls | found.calls,
         times=times

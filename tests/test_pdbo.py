@@ -119,6 +119,7 @@ def test_proximal_pdbo_is_algorithm_2():
             *center, schedule, 7, 3, 0.4, 0.01, 0.02, 1.5, 0.5, FIXED, (center, 0.2, 0.3)
         )
     assert sol.steps == 28
+    assert solver.calls(sol.state.inner).g == 28 * 5
     np.testing.assert_allclose(sol.x, center[0], rtol=1e-12)
     np.testing.assert_allclose(sol.y, center[1], rtol=1e-12)
     np.testing.assert_allclose(sol.multiplier, m, rtol=1e-12)

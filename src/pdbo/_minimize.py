@@ -13,7 +13,8 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._sets import Free, Set
 
-MEMORY = 8  # moves remembered where there is no set to stay in
+MEMORY = 8  # moves remembered where there is no set to stay in ...
+MEMORABLE = 5_000_000  # ... and the point has at most so many numbers
 
 
 class Minimum(NamedTuple):
@@ -30,7 +31,7 @@ class Search(NamedTuple):
     z: PyTree
     value: Array
     gradient: PyTree
-    step: Array  # trial step
+    step: Array  # of a trial along the gradient, where nothing is remembered
     reference: Array  # the value a trial has to stay below: a decaying average of past ones
     best: Minimum
     stalled: Array  # iterations since the best residual last fell by a tenth
@@ -58,7 +59,7 @@ class Pairs(NamedTuple):
         k, room = self.next, MEMORY - 1
         move, change = (jnp.where(keep, v, 0) for v in (move, change))  # may be no numbers
         rows = self.rows.at[k].set(move).at[k + MEMORY].set(change)
-        by_move, by_change = jnp.split(rows @ change, 2)
+        by_move, by_change = jnp.split(trees.matmul(rows, change), 2)
         kept = jnp.where(convex, jnp.minimum(self.kept, room) + 1, jnp.minimum(self.kept, room))
         return Pairs(
             rows,
@@ -75,16 +76,16 @@ class Pairs(NamedTuple):
         grids = [m[order][:, order] for m in (self.along, self.changes)]
         along, changes = (jnp.where(there[:, None] & there, m, 0) for m in grids)
         by_move, by_change = (
-            jnp.where(there, v[order], 0) for v in jnp.split(self.rows @ gradient, 2)
+            jnp.where(there, v[order], 0) for v in jnp.split(trees.matmul(self.rows, gradient), 2)
         )
         scale = along[-1, -1] / jnp.where(there[-1], changes[-1, -1], 1)
         scale = jnp.where(there[-1], scale, otherwise)
         upper = jnp.triu(along) + jnp.diag((~there).astype(gradient.dtype))
         a = solve_triangular(upper, by_move)
-        b = jnp.diag(along) * a + scale * (changes @ a - by_change)
+        b = jnp.diag(along) * a + scale * (trees.matmul(changes, a) - by_change)
         weights = jnp.stack([solve_triangular(upper, b, trans=1), -scale * a])
         weights = jnp.zeros_like(weights).at[:, order].set(weights).ravel()
-        return scale * gradient + weights @ self.rows
+        return scale * gradient + trees.matmul(weights, self.rows)
 
 
 def minimize(
@@ -103,7 +104,7 @@ def search(
     step: Any = None,
 ) -> Search:
     r"""Spectral projected gradient: $z^+ = P(z - s \nabla\phi(z))$ with Barzilai-Borwein steps s;
-    where there is no set to stay in, limited-memory quasi-Newton steps.
+    with no set to stay in and not too many numbers, limited-memory quasi-Newton steps.
 
     Needs no constants of the function, one gradient an iteration, and stops where the residual is
     at most `tol`, or at the accuracy its arithmetic allows; `step` is the first trial. A trial is
@@ -123,7 +124,8 @@ def search(
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
     flat, to_tree = ravel_pytree(start)
-    pairs = Pairs.none(flat) if isinstance(constraint, Free) else None
+    small = isinstance(constraint, Free) and flat.size <= MEMORABLE
+    pairs = Pairs.none(flat) if small else None
     first = Search(start, value, gradient, step, value, best, zero, zero, pairs)
 
     def going(s: Search) -> Array:
@@ -138,7 +140,7 @@ def search(
         move, change = trees.sub(z, s.z), trees.sub(gradient, s.gradient)
         rounding = 8 * eps * jnp.maximum(jnp.abs(value), jnp.abs(s.reference))
         slope = trees.dot(s.gradient, move)
-        keep = value <= s.reference + 1e-4 * slope + rounding  # false for NaN
+        keep = value <= s.reference + 1e-4 * jnp.minimum(slope, 0) + rounding  # false for NaN
         residual = trees.length(constraint.tangent(z, trees.scale(-1, gradient)))
         ss, sy, yy = trees.dot(move, move), trees.dot(move, change), trees.dot(change, change)
         # alternate the long and the short secant step; with no curvature lengthen the last one
@@ -156,7 +158,7 @@ def search(
         )
         pairs = s.pairs
         if pairs is not None:
-            convex = sy > eps * jnp.sqrt(ss * yy)
+            convex = sy > eps * jnp.sqrt(ss) * jnp.sqrt(yy)
             pairs = pairs.add(ravel_pytree(move)[0], ravel_pytree(change)[0], keep, convex)
         reference = jnp.where(keep, 0.5 * s.reference + 0.5 * value, s.reference)
         z, value, gradient = trees.where(keep, (z, value, gradient), (s.z, s.value, s.gradient))

@@ -387,8 +387,8 @@ class Affine(Set):
     def _onto(self, flat: Array, offset: Array) -> Array:
         rows = jnp.asarray(self.rows, flat.dtype)
         for _ in range(2):  # the second time removes the rounding error of the first
-            gap = jnp.matmul(rows, flat, precision="highest") - offset
-            flat = flat - jnp.matmul(gap, rows, precision="highest")
+            gap = trees.matmul(rows, flat) - offset
+            flat = flat - trees.matmul(gap, rows)
         return flat
 
     def _check(self, z: PyTree, name: str, point: str) -> None:

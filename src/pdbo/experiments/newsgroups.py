@@ -53,7 +53,7 @@ def run(
     quick: bool,
     track: Any = iter,
     data: pathlib.Path | None = None,
-    rows: tuple[str, ...] = (PLAIN, *METHODS),
+    rows: tuple[str, ...] | None = None,
 ) -> Results:
     """Every method, or some rows of the table, on every split, in single precision."""
     import jax
@@ -62,7 +62,8 @@ def run(
 
     corpus = load(data)
     with jax.enable_x64(False):
-        return _run(_smaller(corpus) if quick else corpus, seed, quick, track, rows)
+        corpus = _smaller(corpus) if quick else corpus
+        return _run(corpus, seed, quick, track, rows or (PLAIN, *METHODS))
 
 
 def _smaller(corpus: Any) -> Any:
@@ -125,7 +126,7 @@ def _run(corpus: Any, seed: int, quick: bool, track: Any, rows: tuple[str, ...])
         "splits": count,
         "sizes": study.sizes,
         "exponents tried for the tuned l2": list(exponents),
-        "spectral gradient steps per refit": refit_steps,
+        "quasi-Newton steps per refit": refit_steps,
     }
     counts = (1, 10) if quick else (1, 2, 5, 10, 20)
     growth = _growth(study.problems("PDBO", "")[0], study.per_weight, study.zero, counts)

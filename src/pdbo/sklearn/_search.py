@@ -246,15 +246,16 @@ class Search:
         rates = {k: jnp.asarray(v, self.dtype) for k, v in rate.items()}
         counts = (jnp.asarray(k, jnp.int32) for k in effort[:2])
         numbers = (jnp.asarray(v, self.dtype) for v in effort[2:])
-        state, report = step(
-            self.loss,
-            problem,
-            self.watched,
-            state,
-            rates,
-            Effort(*counts, *numbers),
-            self.size == 0,
-        )
+        with jax.default_matmul_precision("highest"):  # GPUs round single precision otherwise
+            state, report = step(
+                self.loss,
+                problem,
+                self.watched,
+                state,
+                rates,
+                Effort(*counts, *numbers),
+                self.size == 0,
+            )
         return state, jax.tree.map(np.asarray, report)
 
     def path(self, problem: Problem, x: PyTree, w: PyTree) -> tuple[PyTree, PyTree]:

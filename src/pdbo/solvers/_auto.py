@@ -43,15 +43,16 @@ SETTLED = 1e-6  # of the range of g: an inner decrease below it counts as none
 CONFIRM = 30  # settled iterations at the last slack before a run may rest
 SLOW = 40  # iterations without a shrink: then the slack shrinks all the same, and ...
 EARLY = 1e-3  # ... polishing is tried if it is at most this part of the range of g
-SOON = 10  # the same where Y is free and the active slots agree, ...
-SOONER = 1e-2  # ... at most this part
+SOON = 10  # iterations after which it is tried where Y is free and the active slots agree ...
+SOONER = 1e-2  # ... if the slack is at most this part
 RESIDUAL = 1e-6  # of the largest gradient of f: where polishing ends
 RECENT = 8  # polishing steps, the highest f of which the next may reach
 PROGRESS = 1e-4  # of the range of f: a fall of it that counts
 FAIR = 30.0  # times the multiplier that balances the gradients in y: more is none
 ALIKE = 0.2  # of the slope in x: how far slots may differ in it that stand for one inner solution
 POLISHABLE = 0.1  # a first residual above it: no single slot explains the solution
-POLISH_GAP = 7.0  # the last slacks within which it may leave g: less than a certificate grants
+POLISH_GAP = 7.0  # the last slacks within which it may leave g: in double less than a
+# certificate grants
 STALLED = 40  # polishing steps without a lower residual or f after which it ends
 FOLLOW = 1000  # gradient steps in y and in the slot for one polishing step in x, at most, while ...
 FOLLOWED = 0.05  # ... their gradients leave more than this part of the residual in doubt
@@ -91,15 +92,16 @@ class AutoState(eqx.Module):
     high_f: Array
     steepest: Array  # the largest gradient of f seen
     multiplier: Array
-    residual: Array  # of the Lagrangian's projected gradient, against `steepest`
+    residual: Array  # of the Lagrangian's projected gradient, against `steepest`; the lowest met
+    # while polishing
     loose: Array  # iterations without an active cut
     stuck: Array  # iterations without feasibility
     settled: Array  # iterations at rest, at the last slack
-    held: Array  # iterations since the slack last changed
+    held: Array  # iterations since the slack last changed, polishing steps without progress
     kick: Array
-    polished: Array  # polishing steps taken
-    recent: Array  # f at the last polishing steps
-    polish_gradient: Array  # of the penalty function in x, at the last of them
+    polished: Array  # polishing steps taken; negative, turns at the first point
+    recent: Array  # f at the last polishing steps kept; the largest number where there are none
+    polish_gradient: Array  # of the penalty function in x, at the last step kept
     polish_step: Array  # of x, of y and of the slot
     incumbent: tuple[PyTree, PyTree]
     incumbent_f: Array
@@ -147,7 +149,7 @@ class AutoPDBO(Solver):
        lengths that make the curvatures of f and g in x and in y alike. Where they have none in x,
        x is measured by what moves the inner solution by a unit, after some inner steps where x
        has no say before (a penalty on weights of zero). Nothing depends on the scale of f, g, x or
-       y but the last slack, at most a tenth of what a certificate grants.
+       y but the last slack, at most a tenth of what a certificate grants, or what rounding leaves.
     7. **Polishing.** A large multiplier makes the joint problem stiff, and the search slow at its
        end, but not $\phi(x) = \min_y f + \lambda (g - g^*)$, where y and the slot follow x. Once
        the search has settled, or has become slow, spectral steps on $\phi$ take over: near a
@@ -323,7 +325,7 @@ def _move(problem: Problem, state: AutoState) -> AutoState:
     L_h = jnp.maximum(jnp.maximum(state.curvature_h, steep_h / radius), tiny)
 
     def step_for(mix: Array) -> Array:
-        mean = (grad_f / L_f + mix @ grad_h / L_h) / (1 + jnp.sum(mix))
+        mean = (grad_f / L_f + trees.matmul(mix, grad_h) / L_h) / (1 + jnp.sum(mix))
         return project(z - mean) - z
 
     free = isinstance(problem.x_set, Free) and isinstance(problem.y_set, Free)
@@ -340,11 +342,11 @@ def _move(problem: Problem, state: AutoState) -> AutoState:
     f, grad = _outer(problem, x, y)
     found = _inner(problem, x, y, jnp.concatenate([ravel_pytree(y)[0][None], state.slots]))
     h_new = found.value[0] - found.value[1:]
-    dd = d @ d
+    dd = trees.dot(d, d)
     round_f = 8 * eps * (jnp.abs(f) + jnp.abs(state.f))
     round_h = 8 * eps * jnp.max(jnp.abs(cuts.value) + jnp.abs(found.value))
-    above_f = f - state.f - grad_f @ d - round_f
-    above_h = jnp.max(h_new - h - grad_h @ d) - round_h
+    above_f = f - state.f - trees.dot(grad_f, d) - round_f
+    above_h = jnp.max(h_new - h - trees.matmul(grad_h, d)) - round_h
     finite = jnp.isfinite(f) & jnp.all(jnp.isfinite(grad)) & jnp.all(_finite(found))
     # with room to spare: on a quadratic the two sides are equal but for rounding, and a compiler
     # that works out `keep` twice may then take x from one point and y from the other
@@ -417,17 +419,17 @@ class _Model(NamedTuple):
 
     def direct(self, mix: Array) -> Array:
         d = self.step_for(mix)
-        return self.excess + self.grad_h @ d + 0.5 * self.L_h * (d @ d)
+        return self.excess + trees.matmul(self.grad_h, d) + 0.5 * self.L_h * trees.dot(d, d)
 
     def gram(self) -> Callable[[Array], Array]:
         """The same where nothing is projected, from inner products found once."""
         rows = jnp.concatenate([self.grad_f[None] / self.L_f, self.grad_h / self.L_h])
-        products = rows @ rows.T
+        products = trees.matmul(rows, rows.T)
 
         def model(mix: Array) -> Array:
             weights = jnp.concatenate([jnp.ones(1, mix.dtype), mix]) / (1 + jnp.sum(mix))
-            along = products @ weights
-            return self.excess + self.L_h * (0.5 * weights @ along - along[1:])
+            along = trees.matmul(products, weights)
+            return self.excess + self.L_h * (0.5 * trees.dot(weights, along) - along[1:])
 
         return model
 
@@ -566,7 +568,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     unexplained = jnp.where(_alike(state, k), at.residual_y, at.residual) if free else at.residual
 
     most = float(jnp.finfo(at.f.dtype).max)
-    recent = jnp.where(first, jnp.full_like(state.recent, at.f), state.recent)
+    recent = jnp.where(first | (state.recent[0] >= most), at.f, state.recent)
     rounding = 8 * float(jnp.finfo(at.f.dtype).eps) * jnp.abs(at.f)
     low = (at.f <= jnp.max(recent) + rounding) | (at.residual < state.residual)
     keep = jnp.where(first, unexplained < POLISHABLE, low & ~at.cut) & ~at.under
@@ -580,16 +582,17 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
     leads = met | (better & (at.f <= lowest + worth)) | (keep & (at.f < lowest - worth))
     # y that leaves the inner solution by too much needs more of a multiplier: the gap falls with
     # its square; f then rises, and is no longer compared with what it was
-    loose = finite & ~at.under & ~at.cut & (at.excess > 1) & free
-    loose = loose & (at.residual_y <= POLISHABLE)  # else it is but rounding
-    more = jnp.where(loose, jnp.clip(1.2 * jnp.sqrt(at.excess), 1, 4), 1)
+    roomy = finite & ~at.under & ~at.cut & (at.excess > 1) & free
+    roomy = roomy & (at.residual_y <= POLISHABLE)  # else it is but rounding
+    more = jnp.where(roomy, jnp.clip(1.2 * jnp.sqrt(at.excess), 1, 4), 1)
     # y and the slot that have not met their minima yet go on from where they are
-    nearing = first & ~keep & finite & (at.cut | loose) & (state.polished > -APPROACH)
+    nearing = first & ~keep & finite & ~at.under & (at.cut | roomy)
+    nearing = nearing & (state.polished > -APPROACH)
     failed = (at.under & ~at.cut) | (first & ~keep & ~nearing)
     move = ravel_pytree(x)[0] - flat_x
-    ss, sy = move @ move, move @ (at.slope - state.polish_gradient)
+    ss, sy = trees.dot(move, move), trees.dot(move, at.slope - state.polish_gradient)
     secant = jnp.where(sy > 0, ss / jnp.where(sy > 0, sy, 1), 4 * step_x)
-    step_x = jnp.where(keep, secant, jnp.where(loose, step_x, step_x / 4))
+    step_x = jnp.where(keep, secant, jnp.where(roomy, step_x, step_x / 4))
     step_x = jnp.where(first, steps[0], step_x)
     held = jnp.where(better | falls, 0, state.held + 1)
     over = met | (~first & ~failed & (held >= STALLED))
@@ -611,7 +614,7 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         None,
     )
     polished = jnp.where(nearing, state.polished - 1, jnp.where(first, 1, state.polished + 1))
-    recent = jnp.where(keep, jnp.roll(recent, 1).at[0].set(at.f), recent)
+    recent = jnp.where(keep, jnp.roll(recent, 1).at[0].set(at.f), state.recent)
     return _set(
         state,
         x=x,
@@ -621,13 +624,13 @@ def _polish(problem: Problem, state: AutoState) -> AutoState:
         cuts=cuts,
         slots=slots,
         residual=jnp.where(better, at.residual, state.residual),
-        slack=jnp.where(failed, state.slack, state.floor),
+        slack=jnp.where(over, state.floor, state.slack),
         multiplier=jnp.where(failed, state.multiplier, more * weight),
         held=jnp.where(failed, -2 * SLOW, held),
         polished=jnp.where(failed, 0, polished),
-        recent=jnp.where(loose, most, recent),
+        recent=jnp.where(roomy, most, recent),
         incumbent=best,
-        incumbent_f=jnp.where(loose, most, lowest),
+        incumbent_f=jnp.where(roomy & ~first, most, lowest),
         polish_gradient=slope,
         polish_step=_sane(jnp.append(step_x, at.steps), state.polish_step),
         done=over | (failed & (state.settled >= CONFIRM)),
@@ -660,8 +663,8 @@ def _penalised(
     unit, first, begins = state.unit, state.polished <= 0, state.polished == 0
     sought = jnp.where(first, POLISHABLE, jnp.maximum(state.residual, RESIDUAL)) * state.steepest
     tol = FOLLOWED * sought / (weight * unit[1])
-    # The slot sets out from y: what neither has met yet is then the same in both, and cancels in
-    # their difference. One after the other in a loop, so that it is compiled once.
+    # At first the slot sets out from y: what neither has met yet is then the same in both, and
+    # cancels in their difference. One after the other in a loop, so that it is compiled once.
     (y, slot), steps, taken, missed = lax.map(
         lambda row: _follow(problem, x, to_y, tol, *row),
         (
@@ -674,9 +677,11 @@ def _penalised(
     # without them, weakening g is no way to let y leave the inner solution.
     points = [y, slot, 2 * slot - y] if isinstance(problem.y_set, Free) else [y, slot]
     rows = _inner(problem, x, state.y, jnp.stack(points))
+    across = (rows.x[0] - rows.x[-1]) / (len(points) - 1)
+    across = jnp.where(_finite(rows)[-1], across, rows.x[0] - rows.x[1])
     f, grad_f = _outer(problem, x, to_y(y))
     size = grad_f.size - y.size
-    in_x = grad_f[:size] + weight * (rows.x[0] - rows.x[-1]) / (len(points) - 1)
+    in_x = grad_f[:size] + weight * across
     in_y = grad_f[size:] + weight * rows.y[0]
     scale = jnp.where(state.steepest > 0, state.steepest, 1)
     residual_x = unit[0] * problem.x_set.residual(x, ravel_pytree(x)[1](in_x)) / scale
@@ -685,6 +690,7 @@ def _penalised(
     allowed = POLISH_GAP * jnp.maximum(state.floor, granted)
     # another slot that lies lower takes part in the solution: this is none of polishing's
     others = jax.vmap(lambda v: problem.inner(x, to_y(v)))(state.slots)
+    others = jnp.where(jnp.isfinite(others), others, jnp.inf)
     return _Penalised(
         y=to_y(y),
         slot=slot,

@@ -214,10 +214,14 @@ class PDBO(Solver):
         x, y = state.z
         return Point(x, y, state.multiplier, jnp.asarray(self.slack, state.h.dtype))
 
+    @property
+    def inner_calls(self) -> int:
+        """Gradients of g an iteration: N + 2, or N + 1 where the inner steps start at y."""
+        return self.inner_steps + (1 if self.inner_start == "y" else 2)
+
     def calls(self, state: PDBOState) -> Calls:
-        """One gradient of f and N + 2 of g an iteration; N + 1 where the inner steps start at y."""
-        inner = self.inner_steps + (1 if self.inner_start == "y" else 2)
-        return Calls(state.t, inner * state.t, 0 * state.t)
+        """One gradient of f an iteration and `inner_calls` of g."""
+        return Calls(state.t, self.inner_calls * state.t, 0 * state.t)
 
 
 class Proximal(NamedTuple):

@@ -149,8 +149,8 @@ class ProximalPDBO(Solver):
         return trees.where(state.inner.t == 0, state.center, running)
 
     def calls(self, state: ProximalPDBOState) -> Calls:
-        """One gradient of f and N + 2 of g an iteration."""
-        return Calls(state.total, (self.inner.inner_steps + 2) * state.total, 0 * state.total)
+        """One gradient of f an iteration and the inner method's of g."""
+        return Calls(state.total, self.inner.inner_calls * state.total, 0 * state.total)
 
 
 def _strength(name: str, value: Any, known: Any) -> Array:
