@@ -54,6 +54,8 @@ def iterations() -> dict[str, list[int]]:
     found = {}
     for name in RACE:
         passed = 100 * record[f"{name}.accuracy"] >= newsgroups.RIVALS
+        if not passed.any(1).all():
+            raise SystemExit(f"{name} does not reach {newsgroups.RIVALS} per cent on every split.")
         rows = passed.argmax(1) if "PDBO" in name else passed.argmax(1) - 1
         found[name] = [int(record[f"{name}.step"][row]) for row in rows]
     return found

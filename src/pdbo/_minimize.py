@@ -60,7 +60,7 @@ class Pairs(NamedTuple):
         move, change = (jnp.where(keep, v, 0) for v in (move, change))  # may be no numbers
         rows = self.rows.at[k].set(move).at[k + MEMORY].set(change)
         by_move, by_change = jnp.split(trees.matmul(rows, change), 2)
-        kept = jnp.where(convex, jnp.minimum(self.kept, room) + 1, jnp.minimum(self.kept, room))
+        kept = jnp.minimum(self.kept, room) + jnp.where(convex, 1, 0)
         return Pairs(
             rows,
             self.along.at[:, k].set(by_move),
