@@ -39,7 +39,7 @@ give were chosen on a fifth of the training documents held out for it; the test 
 for no choice."""
 STEPS = {  # iterations
     "PDBO": 2000, "AID-FP": 2000, "ITD-R": 2000, "BigSAM+ITD": 2000, "Proximal-PDBO": 2000,
-    "AutoPDBO": 300, "BOME": 2000, "F2SA": 2000, "V-PBGD": 2000, "PDBO with N = 1": 1000,
+    "AutoPDBO": 200, "BOME": 2000, "F2SA": 2000, "V-PBGD": 2000, "PDBO with N = 1": 1000,
     "PDBO, per feature": 4000, "AID-CG, per feature": 1000, "AutoPDBO, per feature": 400,
 }  # fmt: skip
 METHODS = tuple(STEPS)
