@@ -74,40 +74,33 @@ def gradient(dtype: Any = np.float32, repeats: int = 15) -> dict[str, float]:
     }
 
 
-def products(turns: int) -> dict[str, float]:
-    """Microseconds of a product with X and with its transpose, and of sums over segments."""
+def products(turns: int, pairs: int = 8) -> dict[str, float]:
+    """Microseconds of a product with X and one with its transpose, and of sums over segments.
+
+    Every product depends on the one before, and several pairs share what a turn of the loop costs.
+    """
     matrix, _ = documents(0)
     X = linear.SparseMatrix.from_scipy(matrix)
     w = jnp.ones((WORDS, CLASSES), X.dtype)
-    leaves = lambda X: jax.tree.leaves(X)
     kinds = {
         "chosen": lambda X, v: X @ v,
-        "segment_sums": lambda X, v: linear._summed(*leaves(X), v),
+        "segment_sums": lambda X, v: linear._summed(*jax.tree.leaves(X), v),
     }
-
-    def loop(X: Any, w: Any, k: Any, product: Any, back: bool) -> Any:
-        def turn(_: Any, w: Any) -> Any:  # every product depends on the one before
-            scores = product(X, w)
-            # the sum of the scores keeps the product with X alive where nothing else uses it
-            return w + (1e-9 * product(X.T, scores) if back else 1e-9 * jnp.sum(scores))
-
-        return jax.lax.fori_loop(0, k, turn, w)
-
-    @jax.jit
-    def nothing(w: Any, k: Any) -> Any:
-        return jax.lax.fori_loop(0, k, lambda _, w: w + 1e-9 * jnp.sum(w[:DOCUMENTS]), w)
-
     found = {}
-    jax.block_until_ready(nothing(w, 1))
-    empty = seconds_per_turn(lambda k: nothing(w, k), turns)
     for name, product in kinds.items():
-        times = []
-        for back in (False, True):
-            call = jax.jit(lambda X, w, k, p=product, b=back: loop(X, w, k, p, b))
-            jax.block_until_ready(call(X, w, 1))
-            times.append(seconds_per_turn(lambda k, c=call: c(X, w, k), turns) - empty)
-        found[f"{name}_microseconds"] = 1e6 * times[0]
-        found[f"{name}_transposed_microseconds"] = 1e6 * (times[1] - times[0])
+
+        @jax.jit
+        def loop(X: Any, w: Any, k: Any, product: Any = product) -> Any:
+            def turn(_: Any, w: Any) -> Any:
+                for _ in range(pairs):
+                    w = product(X.T, 1e-3 * product(X, w))
+                return w
+
+            return jax.lax.fori_loop(0, k, turn, w)
+
+        jax.block_until_ready(loop(X, w, 1))
+        each = seconds_per_turn(lambda k, loop=loop: loop(X, w, k), turns) / pairs
+        found[f"{name}_microseconds_of_a_pair"] = 1e6 * each
     return found
 
 
