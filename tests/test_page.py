@@ -202,9 +202,9 @@ class Browser:
         ready = self.until("return document.documentElement.dataset.ready", "true")
         assert ready == "true", f"the page's script did not run through: {self.log()}"
 
-    def until(self, script, wanted):
-        """The answer of a script, asked for ten seconds unless it is the one wanted."""
-        for _ in range(100):
+    def until(self, script, wanted, seconds=10):
+        """The answer of a script, asked for so long unless it is the one wanted."""
+        for _ in range(10 * seconds):
             if (found := self(script)) == wanted:
                 break
             time.sleep(0.1)
@@ -410,13 +410,11 @@ def test_browser_play_runs_to_the_end_and_stops(page):
         "const s = document.querySelector('[data-scene=toy] input'); s.value = 980; "
         "document.querySelector('[data-scene=toy] .controls button').click()"
     )
-    for _ in range(50):
-        label = page("return document.querySelector('[data-scene=toy] .controls').innerText")
-        if "play" in label and "200 / 200" in label:
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError(label)
+    ended = (
+        "const text = document.querySelector('[data-scene=toy] .controls').innerText; "
+        "return text.includes('play') && text.includes('200 / 200')"
+    )
+    assert page.until(ended, True, seconds=5)
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
