@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pdbo
+from pdbo._checks import check_point
 
 F = lambda x, y: jnp.sum(x**2) + jnp.sum(y**2)
 G = lambda x, y: 0.5 * jnp.sum((y - jnp.sum(x)) ** 2)
@@ -33,8 +34,11 @@ BAD = {
     ),
     "vector f": (dict(f=lambda x, y: x + y), r"f must return a scalar, got shape \(2,\)"),
     "tuple g": (dict(g=lambda x, y: (x, 1.0)), r"g must return a scalar, got tuple"),
-    "integer x0": (dict(x0=jnp.array(2)), "x0 has dtype int.*must be real floating arrays"),
-    "integer leaf": (dict(y0={"a": np.arange(3)}, g=lambda x, y: x), r"y0\['a'\] has dtype int"),
+    "no entries": (dict(x0=np.zeros(0)), "x0 has no entries"),
+    "boolean leaf": (
+        dict(y0={"a": np.ones(3, bool)}, g=lambda x, y: x),
+        r"y0\['a'\] has dtype bool",
+    ),
     "complex": (dict(x0=jnp.array(1j)), "x0 has dtype complex"),
     "boolean": (dict(x0=True), "x0 must be a number or an array, got bool"),
     "mixed dtypes": (
@@ -56,6 +60,14 @@ BAD = {
     "nothing": (dict(x0=()), "x0 has no entries"),
     "text": (dict(x0="2"), "x0 must be a number or an array, got str"),
 }
+
+
+def test_whole_numbers_are_fine_as_scalars_and_as_arrays():
+    problem = pdbo.Problem(lambda x, y: jnp.sum(x * y), lambda x, y: jnp.sum((y - x) ** 2))
+    x, y = check_point(problem, np.arange(2), jnp.ones(2, jnp.float32))
+    assert x.dtype == y.dtype == jnp.float32
+    x, y = check_point(problem, np.arange(2), 1)
+    assert x.dtype == y.dtype == jnp.float64
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -14,8 +14,9 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._checks import traced, whole_number
+from ._data import DataView
 from ._errors import ProblemError
-from ._problem import Parts, Problem, traced, whole_number
 
 PASSES = 200
 """The most full passes over the data that an inner solve of a certificate takes."""
@@ -182,7 +183,7 @@ class Stream(eqx.Module):
         return jax.pure_callback(fetch, like, indices, following, vmap_method="sequential")
 
 
-class Batches(Parts):
+class Batches(DataView):
     """Data of which every step sees a mini-batch: one of f's examples and one of g's.
 
     `Problem(f, g, data=Batches(outer, inner, size))` calls `f(x, y, batch)` with examples of
@@ -211,6 +212,8 @@ class Batches(Parts):
     A function that has parameters of its own for every example, such as a weight, finds them by an
     index put among the examples: `{"X": X, "index": np.arange(len(X))}`.
     """
+
+    in_batches = True
 
     outer: Stream
     inner: Stream
@@ -245,36 +248,53 @@ class Batches(Parts):
         """The steps after which g has seen all its examples."""
         return -(-self.inner.length // self.inner.size)
 
-    def value(self, function: Callable, part: Stream, x: PyTree, y: PyTree) -> Array:
-        """The value of a function on all the examples it has."""
-        return part.mean(function, x, y)
+    def value_f(self, f: Callable, x: PyTree, y: PyTree) -> Array:
+        """f on all the examples it has."""
+        return self.outer.mean(f, x, y)
+
+    def value_g(self, g: Callable, x: PyTree, y: PyTree) -> Array:
+        """g on all the examples it has."""
+        return self.inner.mean(g, x, y)
+
+    def effort(self) -> int:
+        """Full passes over the examples of g."""
+        return self.passes
+
+    def effort_at_record(self, every: Any) -> Any:
+        """Full passes over the examples of g."""
+        least = min(20, self.passes)
+        return jnp.clip(every // (2 * self.steps_a_pass), least, self.passes)
+
+    def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
+        """Raise a ProblemError if a function is not a mean over the examples of its batch."""
+        if traced(self, x, y):
+            return
+        for name, call, stream in (("f", f, self.outer), ("g", g, self.inner)):
+            if stream.length < 2:
+                continue
+            count = max(min(stream.size, 32) // 2, 1)
+            together, apart = (float(v) for v in _halves(call, stream, x, y, count))
+            allowed = 1e3 * float(jnp.finfo(trees.dtype((x, y))).eps) * max(abs(together), 1e-30)
+            if np.isfinite(together) and abs(together - apart) > allowed:
+                raise ProblemError(
+                    f"{name} is not a mean over the examples of its batch: on {2 * count} of them "
+                    f"it is {together:.6g}, on one half and the other {apart:.6g} on average."
+                )
 
 
-class Drawn(Parts):
+class Drawn(DataView):
     """One batch for each of the two functions."""
 
-    def value(self, function: Callable, part: PyTree, x: PyTree, y: PyTree) -> Array:
-        return _at(function, x, y, part)
+    outer: PyTree
+    inner: PyTree
 
+    def value_f(self, f: Callable, x: PyTree, y: PyTree) -> Array:
+        """f on its batch."""
+        return _at(f, x, y, self.outer)
 
-def check_means(problem: Problem, x: PyTree, y: PyTree) -> None:
-    """Raise a ProblemError where a function is no mean over the examples of its batch."""
-    if not isinstance(problem.data, Batches) or traced(problem, x, y):
-        return
-    for name, call, stream in (
-        ("f", problem.f, problem.data.outer),
-        ("g", problem.g, problem.data.inner),
-    ):
-        if stream.length < 2:
-            continue
-        count = max(min(stream.size, 32) // 2, 1)
-        together, apart = (float(v) for v in _halves(call, stream, x, y, count))
-        tolerance = 1e3 * float(jnp.finfo(trees.dtype((x, y))).eps)
-        if np.isfinite(together) and abs(together - apart) > tolerance * max(abs(together), 1e-30):
-            raise ProblemError(
-                f"{name} is not a mean over the examples of its batch: on {2 * count} of them it "
-                f"is {together:.6g}, on one half and the other {apart:.6g} on average."
-            )
+    def value_g(self, g: Callable, x: PyTree, y: PyTree) -> Array:
+        """g on its batch."""
+        return _at(g, x, y, self.inner)
 
 
 @eqx.filter_jit
@@ -292,8 +312,7 @@ def _halves(
 @contextlib.contextmanager
 def reading(problem: Any) -> Iterator[None]:
     """Turn a failure of the problem's sources into one sentence."""
-    data = problem.data if isinstance(problem, Problem) else None
-    sources = data.sources if isinstance(data, Batches) else []
+    sources = problem.view.sources
     for source in sources:
         source.error = None
     try:

@@ -10,26 +10,16 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._batches import Batches, reading
+from ._batches import reading
+from ._checks import check_functions, check_point, is_number, traced, whole_number
 from ._errors import ProblemError
 from ._mesh import everywhere
 from ._minimize import Minimum, minimize
-from ._problem import (
-    Problem,
-    check_functions,
-    check_point,
-    check_problem,
-    is_number,
-    traced,
-    whole_number,
-)
+from ._problem import Problem, check_problem
 from ._sets import Set
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
-
-ITERATIONS = 2000
-"""The most gradients spent on an inner value."""
 
 NEAR = 1e-6  # relative: how far from x a kink of the value function may lie
 ASIDE = 1e-3  # relative: a step in x that looks for one
@@ -113,7 +103,7 @@ def certify(
             again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
-    count: int = effort(problem) if iterations is None else iterations
+    count: int = problem.view.effort() if iterations is None else iterations
     with reading(problem):
         x, y = check_point(problem, x, y, project=False)
         if multiplier is not None:
@@ -122,16 +112,6 @@ def certify(
         if traced(problem, x, y, multiplier, slack):
             return measure(problem, x, y, multiplier, slack, max_slack, count)
         return measure_double(problem, x, y, multiplier, slack, max_slack, count)
-
-
-def effort(problem: Problem, every: Any = None) -> Any:
-    """The gradients of g an inner value is worth: at a record in proportion to the steps before."""
-    data = problem.data if isinstance(problem.data, Batches) else None
-    if every is None:
-        return ITERATIONS if data is None else data.passes
-    if data is None:
-        return jnp.clip(every // 2, 20, 500)
-    return jnp.clip(every // (2 * data.steps_a_pass), min(20, data.passes), data.passes)
 
 
 def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
@@ -421,7 +401,7 @@ def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
     where every gradient is a pass over data in batches.
     """
     small = sum(leaf.size for leaf in jax.tree.leaves(y)) <= 10_000
-    far = 8 if small and not isinstance(problem.data, Batches) else 0
+    far = 8 if small and not problem.view.in_batches else 0
 
     def draw(index: Array) -> PyTree:
         point = _around(problem.y_set, y, index)

@@ -28,15 +28,16 @@ from . import __version__
 from . import _trees as trees
 from ._batches import reading
 from ._certificate import Certificate
+from ._checks import kind
 from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
 from ._files import replacing
 from ._mesh import agree, everywhere, writes
-from ._problem import Problem, check_problem, has_double, kind, values
+from ._problem import Problem, check_problem, has_double, values
 from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch, round_off
+from ._solver import Solver
 from .solvers._auto import AutoPDBO
-from .solvers._base import Solver
 from .solvers._streamed import streamed
 
 MAGIC, VERSION = "pdbo checkpoint", 1

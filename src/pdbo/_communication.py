@@ -9,10 +9,11 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ._checks import check_point
 from ._errors import ProblemError
-from ._problem import Problem, check_point, check_problem
+from ._problem import Problem, check_problem
+from ._solver import Solver
 from .solvers._auto import AutoPDBO
-from .solvers._base import Solver
 
 
 class Communication(NamedTuple):

@@ -12,11 +12,12 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._checks import check_point, whole_number
 from ._errors import RESULTS, ProblemError
-from ._problem import Problem, check_point, check_problem, whole_number
+from ._problem import Problem, check_problem
 from ._solution import State
 from ._solve import _begin, _judge, _record
-from .solvers._base import Solver
+from ._solver import Solver
 
 AXES = ("step", "calls", "seconds")
 CURVES = ("f", "inner_gap", "stationarity", "x_error", "y_error")

@@ -1,7 +1,12 @@
 """Result codes and the exceptions that carry them."""
 
 import enum
+import pathlib
+import sys
+import warnings
 from typing import Any
+
+_PACKAGE = str(pathlib.Path(__file__).parent)
 
 
 class RESULTS(enum.IntEnum):
@@ -61,6 +66,14 @@ _TEXTS = {
 def brief(error: BaseException) -> str:
     """The kind of an error and the first line of what it says, without a full stop."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(" .:")
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that led here, however deep the library is in its own."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level - 1)
 
 
 class ProblemError(ValueError):

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import jax
 from jax._src import distributed as runtime  # the key-value store has no public name
 
+from ._checks import is_number, whole_number
 from ._errors import ProblemError, brief
-from ._problem import is_number, whole_number
 
 LOST = 3
 """The exit code of a process whose run another one was lost to."""

@@ -12,13 +12,14 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._certificate import certify
+from ._checks import check_point, kind, whole_number
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
-from ._problem import Problem, check_point, check_problem, kind, whole_number
+from ._problem import Problem, check_problem
 from ._solution import Solution, round_off
 from ._solve import in_double, solve
+from ._solver import Solver
 from .solvers._auto import AutoPDBO
-from .solvers._base import Solver
 
 STEPS = 1_000
 EVEN = 32  # the most dimensions in which starts follow a low-discrepancy sequence

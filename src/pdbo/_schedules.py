@@ -4,12 +4,9 @@ import abc
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
-from ._errors import ProblemError
-from ._problem import traced
+from ._checks import at_least, number
 
 
 class Steps(NamedTuple):
@@ -19,22 +16,6 @@ class Steps(NamedTuple):
     dual: Array
     extrapolation: Array
     weight: Array
-
-
-def number(value: Any, name: str = "the value") -> Array:
-    """A float leaf: a traced array, so that another value does not recompile."""
-    try:
-        return jnp.asarray(value, dtype=float)
-    except (TypeError, ValueError):
-        raise ProblemError(f"{name} must be a number, got {value!r}.") from None
-
-
-def at_least(name: str, value: Any, least: float) -> Array:
-    """The number; a ProblemError where it is known to be below `least` or no number."""
-    array = number(value, name)
-    if not traced(array) and not np.all(np.asarray(array) >= least):
-        raise ProblemError(f"{name} must be a number >= {least:g}, got {np.asarray(array)}.")
-    return array
 
 
 class Schedule(eqx.Module):

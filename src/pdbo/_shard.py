@@ -8,7 +8,6 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from ._batches import Batches
 from ._errors import DataReplicated, ProblemError
 from ._mesh import everywhere, mesh_of, put, rows, whole
 from ._problem import Problem, check_problem
@@ -37,13 +36,11 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     check_problem(problem)
     if problem.mesh is not None:
         raise ProblemError("the problem is split over devices already: shard the original.")
-    if isinstance(problem.data, Batches) and problem.data.sources:
+    if problem.view.sources:
         raise ProblemError(
             "data that is fetched from outside of memory cannot be split over devices: hand it to "
             "Batches as arrays."
         )
-    if isinstance(problem.data, Batches) and problem.data.sources:
-        raise ProblemError("examples that a Source fetches cannot be split over devices.")
     mesh = mesh_of(mesh)
     uneven = []
 

@@ -10,9 +10,10 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._certificate import Certificate
+from ._checks import traced
 from ._errors import RESULTS
-from ._problem import Problem, traced
-from .solvers._base import Solver
+from ._problem import Problem
+from ._solver import Solver
 
 
 class State(eqx.Module):

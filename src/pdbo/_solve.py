@@ -13,29 +13,26 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._batches import Batches, check_means, reading
-from ._certificate import MAX_SLACK, Certificate, effort, measure, measure_double
+from ._batches import reading
+from ._certificate import MAX_SLACK, Certificate, measure, measure_double
 from ._checkpoint import Keeper, digest
-from ._errors import RESULTS, ProblemError, SolveError
-from ._mesh import agree, everywhere, writes
-from ._minimize import minimize
-from ._problem import (
-    Problem,
+from ._checks import (
     check_functions,
     check_point,
-    check_problem,
-    has_double,
     is_number,
     kind,
     point_arrays,
     traced,
-    values,
     whole_number,
 )
+from ._errors import RESULTS, ProblemError, SolveError
+from ._mesh import agree, everywhere, writes
+from ._minimize import minimize
+from ._problem import Problem, check_problem, has_double, values
 from ._progress import REFRESH, Pace, Progress
 from ._solution import Solution, State, launch, round_off
+from ._solver import Solver
 from .solvers._auto import AutoPDBO
-from .solvers._base import Solver
 from .solvers._streamed import streamed
 
 STEPS = 10_000
@@ -130,7 +127,7 @@ def in_double(
         x0, y0 = state.solver.output(state.inner)[:2]
     if not (solver is None or isinstance(solver, AutoPDBO)) or traced(problem, x0, y0, state):
         return None
-    if problem.mesh is not None or isinstance(problem.data, Batches):
+    if problem.mesh is not None or problem.view.in_batches:
         return None
     if has_double():
         return None
@@ -249,7 +246,7 @@ def _begin(
         raise ProblemError("x0 and y0 are needed: a start for x and one for y.")
     solver = streamed(problem, AutoPDBO() if solver is None else solver)
     x, y = check_point(problem, x0, y0)
-    check_means(problem, x, y)
+    problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key
     return (launch if traced(problem, x, y, solver, key) else _launch_jit)(
         problem, x, y, solver, key
@@ -302,7 +299,7 @@ def _record(problem: Problem, run: State, every: Any, observe: Any) -> dict[str,
         point.multiplier,
         None,
         jnp.maximum(slack, MAX_SLACK),
-        effort(problem, every),
+        problem.view.effort_at_record(every),
         neighbour=point.multiplier is None,
     )
     calls = run.solver.calls(run.inner)
@@ -443,7 +440,9 @@ def _solve_traced(
     run, _, failure = _replay(problem, run, jnp.where(failed, every, 0))
     point = run.solver.output(run.inner)
     slack = MAX_SLACK if point.slack is None else jnp.maximum(point.slack, MAX_SLACK)
-    certificate = measure(problem, point.x, point.y, point.multiplier, None, slack, effort(problem))
+    certificate = measure(
+        problem, point.x, point.y, point.multiplier, None, slack, problem.view.effort()
+    )
     f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
     settled = chunk.code == RESULTS.settled
     sound = settled | (chunk.code == _RUNNING) | (chunk.code == RESULTS.success)
@@ -604,7 +603,9 @@ def _conclude(
     point = run.solver.output(run.inner)
     max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
     x, y = point[:2] if rounded is None else trees.astype(point[:2], rounded)
-    certificate = measure_double(problem, x, y, point.multiplier, None, max_slack, effort(problem))
+    certificate = measure_double(
+        problem, x, y, point.multiplier, None, max_slack, problem.view.effort()
+    )
     merged = _merged(history)
     if faults is None:
         f, g = merged["f"][-1], merged["g"][-1]
@@ -682,5 +683,5 @@ def _along(problem: Problem, x: PyTree, y: PyTree, factor: Any) -> tuple[PyTree,
     """The point so many times as far away, f at the inner solution there, and its residual."""
     x = problem.x_set.project(trees.scale(factor, x))
     start = trees.scale(factor, y)
-    inner = minimize(lambda v: problem.inner(x, v), problem.y_set, start, effort(problem))
+    inner = minimize(lambda v: problem.inner(x, v), problem.y_set, start, problem.view.effort())
     return x, problem.outer(x, inner.point), inner.residual

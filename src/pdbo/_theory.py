@@ -11,9 +11,10 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._checks import check_point, is_number, number
 from ._errors import ProblemError
-from ._problem import Problem, check_point, check_problem, is_number
-from ._schedules import Schedule, Steps, number
+from ._problem import Problem, check_problem
+from ._schedules import Schedule, Steps
 
 
 class Constants(NamedTuple):

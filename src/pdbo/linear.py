@@ -14,8 +14,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from ._checks import whole_number
 from ._errors import ProblemError
-from ._problem import whole_number
 from ._slices import Slices, available, multiply, slices
 
 

@@ -113,7 +113,7 @@ def _runs(problem: Any, solver: Any, starts: Any, marks: np.ndarray, seed: int) 
     import jax
     import jax.numpy as jnp
 
-    from .._problem import check_point
+    from .._checks import check_point
 
     check_point(problem, *jax.tree.map(lambda leaf: leaf[0], starts))
     x, y = jax.tree.map(jnp.asarray, starts)

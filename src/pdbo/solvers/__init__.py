@@ -1,11 +1,11 @@
 """The solvers: one algorithm or family per file."""
 
+from .._solver import Calls as Calls
+from .._solver import Point as Point
+from .._solver import Solver as Solver
 from ._aid import AIDConjugateGradient as AIDConjugateGradient
 from ._aid import AIDFixedPoint as AIDFixedPoint
 from ._auto import AutoPDBO as AutoPDBO
-from ._base import Calls as Calls
-from ._base import Point as Point
-from ._base import Solver as Solver
 from ._bigsam import BigSAM as BigSAM
 from ._bome import BOME as BOME
 from ._bvfim import BVFIM as BVFIM

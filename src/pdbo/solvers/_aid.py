@@ -11,9 +11,10 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
-from .._problem import Problem, whole_number
+from .._checks import whole_number
+from .._problem import Problem
 from .._sets import Box, Free, NonNegative, Set
-from ._base import Calls
+from .._solver import Calls
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 Operator = Callable[[PyTree], PyTree]

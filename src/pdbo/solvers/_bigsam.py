@@ -6,10 +6,10 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
+from .._checks import number
 from .._problem import Problem
-from .._schedules import number
 from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
-from ._base import Calls
+from .._solver import Calls
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
-from .._problem import Problem, whole_number
-from .._schedules import number
-from ._base import Calls, Point, Solver
+from .._checks import number, whole_number
+from .._problem import Problem
+from .._solver import Calls, Point, Solver
 from ._descent import descend, inner_slope
 
 

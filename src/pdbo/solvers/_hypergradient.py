@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
+from .._checks import number, whole_number
 from .._errors import ProblemError
-from .._problem import Problem, whole_number
-from .._schedules import number
+from .._problem import Problem
 from .._sets import Product, Set
-from ._base import Calls, Point, Solver
+from .._solver import Calls, Point, Solver
 from ._descent import descend, inner_slope
 
 

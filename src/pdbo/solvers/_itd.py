@@ -4,10 +4,11 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
+from .._checks import whole_number
 from .._errors import ProblemError
-from .._problem import Problem, whole_number
+from .._problem import Problem
 from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
-from ._base import Calls
+from .._solver import Calls
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
+from .._checks import number
 from .._problem import Problem
-from .._schedules import number
-from ._base import Calls, Point, Solver
+from .._solver import Calls, Point, Solver
 
 
 class MEHAState(eqx.Module):

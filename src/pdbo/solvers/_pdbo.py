@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
+from .._checks import number, whole_number
 from .._errors import ProblemError
-from .._problem import Problem, whole_number
-from .._schedules import Schedule, constant, number
+from .._problem import Problem
+from .._schedules import Schedule, constant
+from .._solver import Calls, Point, Solver
 from .._theory import Theory
-from ._base import Calls, Point, Solver
 from ._descent import descend, inner_slope
 
 

@@ -10,11 +10,11 @@ from jaxtyping import Array, PyTree
 
 from .. import _trees as trees
 from .._certificate import measure
+from .._checks import number, whole_number
 from .._errors import ProblemError
-from .._problem import Problem, whole_number
-from .._schedules import number
+from .._problem import Problem
+from .._solver import Calls, Point, Solver
 from .._theory import Theory
-from ._base import Calls, Point, Solver
 from ._pdbo import PDBO, PDBOState, Proximal
 
 

@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from .._batches import Batches, Cursor, Drawn
+from .._batches import Cursor, Drawn
 from .._errors import ProblemError
 from .._problem import Problem
-from ._base import Calls, Point, Solver
+from .._solver import Calls, Point, Solver
 
 _OUTER, _INNER = 2**31 - 1, 2**31 - 2  # what the two streams fold into the key
 
@@ -69,7 +69,7 @@ class Streamed(Solver):
 def streamed(problem: Problem, solver: Solver) -> Solver:
     """The solver as this problem's data needs it; a ProblemError where batches are not for it."""
     solver = solver.solver if isinstance(solver, Streamed) else solver
-    if not isinstance(problem.data, Batches):
+    if not problem.view.in_batches:
         return solver
     if solver.exact:
         raise ProblemError(

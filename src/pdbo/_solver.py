@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 from jaxtyping import Array, PyTree
 
-from .._problem import Problem
-from .._schedules import at_least
+from ._checks import at_least
+from ._problem import Problem
 
 
 class Point(NamedTuple):

@@ -1,0 +1,172 @@
+"""Checks of what users hand over: one sentence if it is not fit."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+from . import _trees as trees
+from ._errors import ProblemError, StartProjected, brief, warn
+from ._mesh import everywhere
+
+if TYPE_CHECKING:
+    from ._problem import Problem
+
+_LEAVES = (int, float, np.ndarray, np.generic, jax.Array)
+
+
+def traced(*trees_: PyTree) -> bool:
+    """Whether any leaf is being traced, so that its value cannot be read."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees_))
+
+
+# Numbers
+
+
+def kind(value: Any) -> str:
+    """What a wrong argument is, in words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} (did you forget the parentheses?)"
+    return type(value).__name__
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one real number."""
+    kinds = (int, float, np.integer, np.floating, np.ndarray, jax.Array)
+    if isinstance(value, bool) or not isinstance(value, kinds) or np.ndim(value) != 0:
+        return False
+    return np.asarray(value).dtype.kind in "iuf"
+
+
+def whole_number(name: str, value: Any) -> None:
+    """Raise a ProblemError if a value is not a whole number >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
+
+
+def number(value: Any, name: str = "the value") -> Array:
+    """A float array: as a leaf of a module, another value does not recompile."""
+    try:
+        return jnp.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise ProblemError(f"{name} must be a number, got {value!r}.") from None
+
+
+def at_least(name: str, value: Any, least: float) -> Array:
+    """The number; a ProblemError if it is known to be below `least` or not a number."""
+    array = number(value, name)
+    if not traced(array) and not np.all(np.asarray(array) >= least):
+        raise ProblemError(f"{name} must be a number >= {least:g}, got {np.asarray(array)}.")
+    return array
+
+
+# Starts
+
+
+def point_arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+    """Array leaves of one floating dtype; whole numbers take the dtype of the others."""
+    found: dict[Any, str] = {}
+    for name, tree in (("x0", x0), ("y0", y0)):
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        for path, leaf in leaves:
+            where = name + jax.tree_util.keystr(path)
+            dtype = _leaf_dtype(leaf, where)
+            if dtype is not None:
+                found.setdefault(dtype, where)
+        if not sum(np.size(leaf) for _, leaf in leaves):
+            raise ProblemError(f"{name} has no entries: it must be a number, array or pytree.")
+    if len(found) > 1:
+        (a, at_a), (b, at_b) = list(found.items())[:2]
+        raise ProblemError(f"x and y must share one dtype, but {at_a} is {a} and {at_b} is {b}.")
+    dtype = next(iter(found), jnp.zeros(()).dtype)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (x0, y0))
+
+
+def _leaf_dtype(leaf: Any, where: str) -> Any:
+    """The floating dtype of a leaf; None for whole numbers and Python's own."""
+    if isinstance(leaf, bool) or not isinstance(leaf, _LEAVES):
+        raise ProblemError(f"{where} must be a number or an array, got {type(leaf).__name__}.")
+    if isinstance(leaf, int | float) and not isinstance(leaf, np.generic):
+        return None
+    # NumPy's float64 is float32 unless 64 bits are enabled
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ProblemError(f"{where} has dtype {dtype}, but x and y must be real numbers.")
+    return dtype
+
+
+def check_point(
+    problem: "Problem", x0: PyTree, y0: PyTree, project: bool = True
+) -> tuple[PyTree, PyTree]:
+    """A point as arrays, projected onto its sets if `project`; a ProblemError if it is not fit.
+
+    Under jit and vmap values cannot be read, so they are not checked.
+    """
+    x, y = point_arrays(x0, y0)
+    problem.x_set.check(x, "x_set")
+    problem.y_set.check(y, "y_set")
+    check_functions(problem, x, y)
+    if traced(problem, x, y):
+        return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
+    x, y = everywhere(problem.mesh, (x, y))
+    x, y, apart, found = _enter(problem, x, y, project)
+    for name, distance in zip("xy", apart, strict=True):
+        if project and distance > 0:
+            warn(
+                f"{name}0 lies outside {name}_set (distance {float(distance):.3g}); "
+                "its projection is used instead.",
+                StartProjected,
+            )
+    for name, value in zip("fg", found, strict=True):
+        if not np.isfinite(value):
+            raise ProblemError(
+                f"{name} is {float(value)} at the point (x0, y0); choose one where both functions "
+                "are finite."
+            )
+    return x, y
+
+
+@eqx.filter_jit
+def _enter(
+    problem: "Problem", x: PyTree, y: PyTree, project: bool
+) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+    """The point to use, how far the given one lies outside its sets, and f and g there."""
+    sets = ((problem.x_set, x), (problem.y_set, y))
+    apart = [jnp.where(s.contains(z), 0, s.distance(z)) for s, z in sets]
+    if project:
+        x, y = (s.project(z) for s, z in sets)
+    return x, y, apart, (problem.outer(x, y), problem.inner(x, y))
+
+
+# Functions
+
+
+def check_functions(problem: "Problem", x: PyTree, y: PyTree) -> None:
+    """Raise a ProblemError unless f and g take the point to a scalar of its dtype."""
+    for name, call in (("f", problem.outer), ("g", problem.inner)):
+        _check_function(name, call, x, y)
+
+
+def _check_function(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
+    try:
+        out = eqx.filter_eval_shape(call, x, y)
+    except Exception as error:  # whatever the user's function raised, in one sentence
+        raise ProblemError(
+            f"{name} cannot be evaluated at (x0, y0), check the shapes of x0, y0 and data: "
+            f"{brief(error)}."
+        ) from error
+    if not hasattr(out, "shape") or out.shape != ():
+        got = f"shape {out.shape}" if hasattr(out, "shape") else type(out).__name__
+        raise ProblemError(f"{name} must return a scalar, got {got}.")
+    if out.dtype != trees.dtype((x, y)):
+        raise ProblemError(
+            f"{name} returns {out.dtype} for {trees.dtype((x, y))} x and y: data or constants in "
+            "it have another dtype."
+        )
