@@ -7,7 +7,7 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._batches import Batches as Batches
     from ._batches import Source as Source
     from ._certificate import Certificate as Certificate
-    from ._certificate import certify as certify
+    from ._certify import certify as certify
     from ._checkpoint import load as load
     from ._checkpoint import save as save
     from ._communication import Communication as Communication
@@ -65,12 +65,13 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "_batches": "Batches Source",
-    "_certificate": "Certificate certify",
+    "_certificate": "Certificate",
+    "_certify": "certify",
     "_checkpoint": "load save",
     "_communication": "Communication communication",
     "_compare": "Comparison compare",
-    "_errors": "CheckpointError CheckpointWarning DataReplicated RESULTS ProblemError SolveError "
-    "StartProjected",
+    "_errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning RESULTS "
+    "ProblemError SolveError StartProjected",
     "_hosts": "distributed",
     "_multistart": "BestOf multistart",
     "_problem": "Problem",

@@ -10,12 +10,9 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._batches import reading
-from ._checks import check_functions, check_point, is_number, traced, whole_number
-from ._errors import ProblemError
-from ._mesh import everywhere
+from ._checks import traced
 from ._minimize import Minimum, minimize
-from ._problem import Problem, check_problem
+from ._problem import Problem
 from ._sets import Set
 
 MAX_SLACK = 1e-6
@@ -68,91 +65,6 @@ def _number(value: Any) -> str:
     if traced(value) or np.ndim(value) > 0:
         return str(value)
     return f"{float(value):10.3e}"
-
-
-def certify(
-    problem: Problem,
-    x: PyTree,
-    y: PyTree,
-    multiplier: Any = None,
-    *,
-    slack: Any = None,
-    max_slack: Any = MAX_SLACK,
-    iterations: int | None = None,
-) -> Certificate:
-    r"""The certificate of a point, however it was found.
-
-    Outside of jit and vmap it is computed in double precision, whatever that of the problem. The
-    inner value is recomputed by a minimiser of its own, started at y, beside it and, where y has
-    at most 10,000 entries and the data are not in `Batches`, at eight points drawn from Y: it is a
-    global minimum only where these find it. The multiplier given is tried, and so is the
-    least-squares one, $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
-    the better certificate is returned.
-
-    At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. There the
-    conditions are checked at a neighbour $(x, y_w)$ with $y_w$ near
-    $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
-    left of stationarity is, where the inner minimum is unique, the hypergradient.
-
-    Arguments:
-        problem, x, y: the problem and the point.
-        multiplier: the multiplier to try first.
-        slack: the relaxation to certify. None takes the smallest that makes the point feasible,
-            but no more than `max_slack`.
-        iterations: the most gradients of g spent on the inner value from each of its starts, and
-            again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
-    """
-    _check_options(problem, multiplier, slack, max_slack, iterations)
-    count: int = problem.view.effort() if iterations is None else iterations
-    with reading(problem):
-        x, y = check_point(problem, x, y, project=False)
-        if multiplier is not None:
-            multiplier = jnp.asarray(multiplier, trees.dtype(x))
-            multiplier = multiplier if traced(multiplier) else everywhere(problem.mesh, multiplier)
-        if traced(problem, x, y, multiplier, slack):
-            return measure(problem, x, y, multiplier, slack, max_slack, count)
-        return measure_double(problem, x, y, multiplier, slack, max_slack, count)
-
-
-def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
-    check_problem(problem)
-    for name, value in (("multiplier", multiplier), ("slack", slack), ("max_slack", max_slack)):
-        if value is None or traced(value):
-            continue
-        if not is_number(value) or not 0 <= value < np.inf:
-            raise ProblemError(f"{name} must be one finite number >= 0, got {value!r}.")
-    if count is not None:
-        whole_number("iterations", count)
-
-
-def measure_double(
-    problem: Problem,
-    x: PyTree,
-    y: PyTree,
-    multiplier: Array | None,
-    slack: Any,
-    max_slack: Any,
-    iterations: int,
-) -> Certificate:
-    """`measure` in double precision, whatever the precision of the problem.
-
-    Where f or g insist on another precision, the certificate is in theirs, as its dtype shows.
-    """
-    options = (slack, max_slack, iterations)
-    eps = float(jnp.finfo(trees.dtype(x)).eps)  # what the point itself is exact to
-    with jax.enable_x64(True):
-        problem_ = problem if eps == jnp.finfo(jnp.float64).eps else problem.renewed()
-        problem_, x_, y_, multiplier_ = trees.astype((problem_, x, y, multiplier), jnp.float64)
-        try:
-            check_functions(problem_, x_, y_)
-            return _to_numpy(_measure(problem_, x_, y_, multiplier_, *options, eps=eps))
-        except (ProblemError, TypeError, ValueError):
-            pass
-    return _to_numpy(_measure(problem, x, y, multiplier, *options))
-
-
-def _to_numpy(certificate: Certificate) -> Certificate:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[()], certificate)
 
 
 def measure(
@@ -219,7 +131,7 @@ def measure(
     return jax.tree.map(lambda leaf: leaf[best], found)
 
 
-_measure = eqx.filter_jit(measure)
+measure_jit = eqx.filter_jit(measure)
 
 
 class _Pair(eqx.Module):

@@ -31,11 +31,12 @@ from ._certificate import Certificate
 from ._checks import kind
 from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
 from ._files import replacing
-from ._mesh import agree, everywhere, writes
-from ._problem import Problem, check_problem, has_double, values
+from ._mesh import agree, everywhere, is_leader
+from ._precision import has_double, returned, to_float64
+from ._problem import Problem, check_problem, values
 from ._sets import Set
 from ._signals import Signals, leave
-from ._solution import Solution, State, launch, round_off
+from ._solution import Solution, State, launch
 from ._solver import Solver
 from .solvers._auto import AutoPDBO
 from .solvers._streamed import streamed
@@ -99,14 +100,15 @@ def load(
         return _loaded(saved, problem, solver, x0, y0)
     with jax.enable_x64(True):
         x0, y0 = trees.astype((x0, y0), jnp.float64)
-        return round_off(_loaded(saved, problem.doubled(), solver, x0, y0), jnp.float32)
+        solution = _loaded(saved, to_float64(problem), solver, x0, y0)
+    return returned(solution)
 
 
 def _in_double(saved: "Saved", solver: Solver) -> bool:
     """Whether a run in double precision is read where there is none, as `solve` left it."""
     scale = saved.arrays.get("state.scale")
     double = scale is not None and scale.dtype == "float64"
-    return double and isinstance(solver, AutoPDBO) and not has_double()
+    return double and solver.prefers_double and not has_double()
 
 
 def _loaded(saved: "Saved", problem: Problem, solver: Solver, x0: PyTree, y0: PyTree) -> Solution:
@@ -139,7 +141,7 @@ class Folder:
 
     def __init__(self, path: Any, mesh: Any = None):
         self.path, self.mesh = _path(path), mesh
-        self.leads = writes(mesh)  # one process writes for all
+        self.leads = is_leader(mesh)  # one process writes for all
         self.lock: Any = None
 
     def __enter__(self) -> "Folder":
@@ -195,7 +197,7 @@ class Folder:
         solution = _unpack(saved, run, problem, run.solver)
         rows = solution.history
         if rows["step"].size and rows["step"][0] == int(run.step):
-            began = run.solver.output(run.inner)
+            began = run.solver.output(run.solver_state)
             _check_values(saved, problem, began, rows["f"][0], rows["g"][0], rows)
         return solution, saved.header.get("notes") or {}
 
@@ -226,7 +228,7 @@ class Folder:
                 old.unlink()
 
 
-class Keeper:
+class CheckpointWriter:
     """Keeps the checkpoints of a run that goes on, and ends it when a signal asks for that.
 
     Arguments:
@@ -244,7 +246,7 @@ class Keeper:
         self.written = time.monotonic()
         self.number, self.said = 0, ""  # the signal to leave on, and what became of the last save
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "CheckpointWriter":
         self.folder.__enter__()
         self.signals.__enter__()
         return self
@@ -336,7 +338,7 @@ def _pack(
 ) -> tuple[dict[str, Any], dict[str, Stored]]:
     state = solution.state
     assert state is not None
-    point = state.solver.output(state.inner)
+    point = state.solver.output(state.solver_state)
     leaves = {f"state{name}": leaf for name, leaf in _named(state)}
     leaves |= {f"history.{name}": column for name, column in solution.history.items()}
     leaves |= {"f": solution.f, "g": solution.g}
@@ -388,7 +390,7 @@ def _unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> 
         multiplier = history["multiplier"][-1] if certificate is None else certificate.multiplier
     except (KeyError, IndexError, TypeError):
         raise saved.error("its contents are not those of a solution") from None
-    point = state.solver.output(state.inner)
+    point = state.solver.output(state.solver_state)
     _check_values(saved, problem, point, f, g, history)
     return Solution(
         point.x,

@@ -16,6 +16,7 @@ from ._mesh import everywhere
 
 if TYPE_CHECKING:
     from ._problem import Problem
+    from ._sets import Set
 
 _LEAVES = (int, float, np.ndarray, np.generic, jax.Array)
 
@@ -103,11 +104,13 @@ def _leaf_dtype(leaf: Any, where: str) -> Any:
 
 
 def check_point(
-    problem: "Problem", x0: PyTree, y0: PyTree, project: bool = True
+    problem: "Problem", x0: PyTree, y0: PyTree, project: bool = True, coarse: Any = None
 ) -> tuple[PyTree, PyTree]:
     """A point as arrays, projected onto its sets if `project`; a ProblemError if it is not fit.
 
-    Under jit and vmap values cannot be read, so they are not checked.
+    `coarse` is the dtype the point came in, if it has a finer one now: what lies in its set but
+    for the rounding of that dtype is projected without a warning. Under jit and vmap values cannot
+    be read, so they are not checked.
     """
     x, y = point_arrays(x0, y0)
     problem.x_set.check(x, "x_set")
@@ -116,7 +119,7 @@ def check_point(
     if traced(problem, x, y):
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
     x, y = everywhere(problem.mesh, (x, y))
-    x, y, apart, found = _enter(problem, x, y, project)
+    x, y, apart, found = _enter(problem, x, y, project, coarse)
     for name, distance in zip("xy", apart, strict=True):
         if project and distance > 0:
             warn(
@@ -135,14 +138,21 @@ def check_point(
 
 @eqx.filter_jit
 def _enter(
-    problem: "Problem", x: PyTree, y: PyTree, project: bool
+    problem: "Problem", x: PyTree, y: PyTree, project: bool, coarse: Any
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """The point to use, how far the given one lies outside its sets, and f and g there."""
     sets = ((problem.x_set, x), (problem.y_set, y))
-    apart = [jnp.where(s.contains(z), 0, s.distance(z)) for s, z in sets]
+    apart = [jnp.where(_contains(s, z, coarse), 0, s.distance(z)) for s, z in sets]
     if project:
         x, y = (s.project(z) for s, z in sets)
     return x, y, apart, (problem.outer(x, y), problem.inner(x, y))
+
+
+def _contains(constraint: "Set", z: PyTree, coarse: Any) -> Array:
+    inside = constraint.contains(z)
+    if coarse is None:
+        return inside
+    return inside | trees.astype(constraint, coarse).contains(trees.astype(z, coarse))
 
 
 # Functions

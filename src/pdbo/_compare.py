@@ -8,16 +8,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._checks import check_point, whole_number
+from ._checks import whole_number
+from ._driver import Row, begin, chosen, take_steps_jit
 from ._errors import RESULTS, ProblemError
+from ._history import Certified
+from ._precision import Start, session
 from ._problem import Problem, check_problem
 from ._solution import State
-from ._solve import _begin, _judge, _record
 from ._solver import Solver
+from ._verdict import final
 
 AXES = ("step", "calls", "seconds")
 CURVES = ("f", "inner_gap", "stationarity", "x_error", "y_error")
@@ -93,20 +95,19 @@ def compare(
     unit, most = _budget(budget)
     whole_number("every", every)
     check_problem(problem)
-    x0, y0 = check_point(problem, x0, y0)
-    if optimum is not None:
-        same = jax.tree.structure(optimum) == jax.tree.structure((x0, y0))
-        if not same:
-            raise ProblemError("optimum must be a pair (x, y) shaped like the start.")
+    if optimum is not None and jax.tree.structure(optimum) != jax.tree.structure((x0, y0)):
+        raise ProblemError("optimum must be a pair (x, y) shaped like the start.")
     tables, results, refused = [], {}, []
     for name, solver in _named(solvers).items():
         try:
-            run = _begin(problem, x0, y0, solver, None, key)
+            with session(Start(problem, x0, y0), chosen(solver)) as start:
+                run = begin(start, solver, key)
+                rows, code = _measure(start.problem, run, unit, most, int(every), optimum)
         except ProblemError as error:  # a set the method does not cover: the others go on
             results[name] = RESULTS.bad_problem
             refused.append(error)
             continue
-        rows, results[name] = _measure(problem, run, unit, most, int(every), optimum)
+        results[name] = RESULTS(int(final(code, False)))
         tables.append({"solver": np.full(len(rows["step"]), name), **rows})
     if not tables:
         raise refused[0]
@@ -115,14 +116,15 @@ def compare(
 
 def _measure(
     problem: Problem, run: State, unit: str, most: float, every: int, optimum: Any
-) -> tuple[dict[str, np.ndarray], RESULTS]:
-    """The rows of one solver, and how it ended."""
+) -> tuple[dict[str, np.ndarray], int]:
+    """The rows of one solver, and the code it ended with."""
+    recorder = Certified(-1.0, jnp.asarray(every, jnp.int32), _Errors(optimum))
     limit = min(most if unit == "steps" else np.inf, run.solver.budget or np.inf)
-    jax.block_until_ready(_advance(problem, run, jnp.zeros((), jnp.int32)))  # compiled untimed
+    jax.block_until_ready(take_steps_jit(problem, run, jnp.zeros((), jnp.int32)))  # compiled here
     rows: list[dict[str, Any]] = []
     seconds, block, count, before = 0.0, every, every, run
     while True:
-        row, code = jax.device_get(_row(problem, run, jnp.asarray(every), optimum))
+        row, code = jax.device_get(_row(recorder, problem, run))
         calls = row["f_calls"] + row["g_calls"] + row["products"]
         spent = {"steps": row["step"], "calls": calls, "seconds": seconds}
         rows.append({**row, "calls": calls, "seconds": seconds})
@@ -141,11 +143,11 @@ def _measure(
         count = int(min(block, limit - int(run.step)))
         before = run
         start = time.perf_counter()
-        run = jax.block_until_ready(_advance(problem, run, jnp.asarray(count, jnp.int32)))
+        run = jax.block_until_ready(take_steps_jit(problem, run, jnp.asarray(count, jnp.int32)))
         seconds += time.perf_counter() - start
     table = {k: np.asarray([r[k] for r in kept]).reshape(len(kept), *np.shape(v))
              for k, v in rows[0].items()}  # fmt: skip
-    return table, RESULTS(max(int(code), RESULTS.max_steps))
+    return table, int(code)
 
 
 def _budget(budget: Any) -> tuple[str, float]:
@@ -178,22 +180,20 @@ def _named(solvers: Any) -> dict[str, Solver]:
 
 
 @eqx.filter_jit
-def _advance(problem: Problem, run: State, count: Array) -> State:
-    step = lambda _, inner: run.solver.step(problem, inner)  # noqa: E731
-    inner = lax.fori_loop(0, count, step, run.inner)
-    return State(run.solver, inner, run.step + count, run.scale)
+def _row(recorder: Certified, problem: Problem, run: State) -> tuple[Row, Array]:
+    return recorder.record(problem, run)
 
 
-@eqx.filter_jit
-def _row(problem: Problem, run: State, every: Array, optimum: Any) -> tuple[dict[str, Any], Array]:
-    def errors(x: PyTree, y: PyTree) -> dict[str, Array]:
-        if optimum is None:
+class _Errors(eqx.Module):
+    """How far a point is from the optimum, if one is known."""
+
+    optimum: tuple[PyTree, PyTree] | None
+
+    def __call__(self, x: PyTree, y: PyTree) -> dict[str, Array]:
+        if self.optimum is None:
             return {}
-        at = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), (x, y), optimum)
+        at = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), (x, y), self.optimum)
         return {
             "x_error": trees.length(trees.sub(x, at[0])),
             "y_error": trees.length(trees.sub(y, at[1])),
         }
-
-    row = _record(problem, run, every, errors)
-    return row, _judge(run, row, -1.0)

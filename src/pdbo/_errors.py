@@ -100,6 +100,10 @@ class DataReplicated(UserWarning):
     """Some of the data could not be split over the devices, so that each of them holds it whole."""
 
 
+class PrecisionWarning(UserWarning):
+    """What should be in double precision is in single: f or g insist on it."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, belongs to another run or cannot be written."""
 

@@ -11,15 +11,18 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._certificate import certify
-from ._checks import check_point, kind, whole_number
+from ._certify import certify
+from ._checks import check_point, whole_number
+from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
+from ._options import Options
+from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
-from ._solution import Solution, round_off
-from ._solve import in_double, solve
+from ._solution import Solution
+from ._solve import solve
 from ._solver import Solver
-from .solvers._auto import AutoPDBO
+from ._verdict import SOUND, final
 
 STEPS = 1_000
 EVEN = 32  # the most dimensions in which starts follow a low-discrepancy sequence
@@ -67,21 +70,18 @@ def multistart(
         key: a PRNG key for the spread and for solvers that draw random numbers.
     """
     check_problem(problem)
-    solver = AutoPDBO() if solver is None else solver
-    if not isinstance(solver, Solver):
-        raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
-    options = (solver, starts, radius, steps, tol, every, key)
+    solver = chosen(solver)
+    options = Options(steps=steps, tol=tol, every=every, key=key)
     try:
         x0, y0 = jax.tree.map(lambda v: v if starts is not None else v[0], (x0s, y0s))
-        doubled = in_double(problem, x0, y0, solver)
-    except (TypeError, IndexError):  # no batch of starts
-        doubled = None
-    if doubled is None:
-        return _best(problem, _solutions(problem, x0s, y0s, *options), float(tol))
-    with jax.enable_x64(True):
-        x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
-        batch = round_off(_solutions(doubled[0], x0s, y0s, *options), jnp.float32)
-        return _best(problem, batch, float(tol))
+    except (TypeError, IndexError):  # no batch of starts, as is said below
+        x0, y0 = x0s, y0s
+    with session(Start(problem, x0, y0), solver) as start:
+        if start.coarse is not None:
+            x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
+        batch = _solutions(start.problem, x0s, y0s, solver, starts, radius, options)
+        best = _best(start.problem, batch, float(tol))
+    return returned(best)
 
 
 def _solutions(
@@ -91,13 +91,10 @@ def _solutions(
     solver: Solver,
     starts: int | None,
     radius: Any,
-    steps: int,
-    tol: Any,
-    every: int,
-    key: Array | None,
+    options: Options,
 ) -> Solution:
     """What every start led to, with a leading axis."""
-    key = jax.random.key(0) if key is None else key
+    key = jax.random.key(0) if options.key is None else options.key
     if starts is not None:
         whole_number("starts", starts)
         x0, y0 = check_point(problem, x0s, y0s)
@@ -111,7 +108,8 @@ def _solutions(
         )
     check_point(problem, *jax.tree.map(lambda leaf: leaf[0], (x0s, y0s)), project=False)
     (count,) = next(iter(counts))
-    return _batch(problem, x0s, y0s, solver, jax.random.split(key, count), tol, steps, every)
+    keys = jax.random.split(key, count)
+    return _batch(problem, x0s, y0s, solver, keys, options.tol, options.steps, options.every)
 
 
 @eqx.filter_jit
@@ -122,7 +120,7 @@ def _batch(
     solver: Solver,
     keys: Array,
     tol: Any,
-    steps: int,
+    steps: int | None,
     every: int,
 ) -> Solution:
     def one(x0: PyTree, y0: PyTree, key: Array) -> Solution:
@@ -134,23 +132,18 @@ def _batch(
 def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
     code, f = np.asarray(batch.code), np.asarray(batch.f, float)
     gap = np.asarray(batch.certificate.inner_gap, float)  # type: ignore
+    sound = np.isin(code, SOUND) & np.isfinite(f)
     certified = code == RESULTS.success
-    ends = (RESULTS.success, RESULTS.max_steps, RESULTS.settled)
-    sound = np.isin(code, ends) & np.isfinite(f)
     rank = np.where(certified, 0, np.where(sound & (gap <= tol), 1, np.where(sound, 2, 3)))
     index = int(np.lexsort((np.where(np.isfinite(f), f, np.inf), rank))[0])
     best: Solution = jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, batch)
     certificate = certify(problem, best.x, best.y, best.multiplier)
     rows = np.asarray(best.history["step"]) >= 0
-    history = {name: np.asarray(column)[rows] for name, column in best.history.items()}
-    settled = code[index] == RESULTS.settled
-    otherwise = RESULTS.settled if settled else RESULTS.max_steps
-    verdict = RESULTS.success if certificate.eps <= tol else otherwise
     best = dataclasses.replace(
         best,
         certificate=certificate,
-        code=np.int32(verdict if rank[index] < 3 else code[index]),
-        history=history,
+        code=final(code[index], bool(certificate.eps <= tol)),
+        history={name: np.asarray(column)[rows] for name, column in best.history.items()},
         steps=int(best.steps),
     )
     fields = {field.name: getattr(best, field.name) for field in dataclasses.fields(best)}

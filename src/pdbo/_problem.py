@@ -72,7 +72,7 @@ class Problem(eqx.Module):
         """The value of g."""
         return self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
 
-    def renewed(self) -> "Problem":
+    def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
         parts = (renew(self.f), renew(self.g))
         return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
@@ -80,10 +80,6 @@ class Problem(eqx.Module):
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with every floating array it carries in another precision."""
         return trees.astype(self, dtype)
-
-    def doubled(self) -> "Problem":
-        """The same problem in double precision, for a session that has it for a while."""
-        return self.renewed().astype(jnp.float64)
 
 
 def _callable(name: str, function: Any, with_data: bool) -> Callable:
@@ -110,11 +106,6 @@ def _set(name: str, value: Any) -> Set:
     if not isinstance(value, Set):
         raise ProblemError(f"{name} must be a set such as pdbo.Box(lo, hi), got {kind(value)}.")
     return value
-
-
-def has_double() -> bool:
-    """Whether the session has 64-bit types."""
-    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 def check_problem(problem: Any) -> None:

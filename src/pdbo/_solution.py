@@ -1,19 +1,20 @@
 """What a run returns, and what it takes to carry on."""
 
-import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from . import _trees as trees
-from ._certificate import Certificate
 from ._checks import traced
 from ._errors import RESULTS
 from ._problem import Problem
-from ._solver import Solver
+from ._solver import Point, Solver
+
+if TYPE_CHECKING:
+    from ._certificate import Certificate
 
 
 class State(eqx.Module):
@@ -21,15 +22,20 @@ class State(eqx.Module):
 
     Attributes:
         solver: the solver, so that it need not be named again.
-        inner: the solver's own state.
+        solver_state: the solver's own state.
         step: how many steps it has taken since its start.
         scale: the size of its start, against which running away is judged.
     """
 
     solver: Solver
-    inner: Any
-    step: Array
-    scale: Array
+    solver_state: Any
+    step: Int[Array, ""]
+    scale: Float[Array, ""]
+
+    @property
+    def point(self) -> Point:
+        """What the solver would return now."""
+        return self.solver.output(self.solver_state)
 
 
 def launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
@@ -62,7 +68,7 @@ class Solution(eqx.Module):
     multiplier: Any
     f: Any
     g: Any
-    certificate: Certificate | None
+    certificate: "Certificate | None"
     code: Any
     history: dict[str, Any]
     state: State | None
@@ -101,11 +107,3 @@ class Solution(eqx.Module):
         return (
             f"{self.message}\nf = {float(self.f):.6g}, g = {float(self.g):.6g}\n{self.certificate}"
         )
-
-
-def round_off(solution: Solution, dtype: Any) -> Solution:
-    """A solution with its point in another precision, if one is given."""
-    if dtype is None:
-        return solution
-    x, y, multiplier = trees.astype((solution.x, solution.y, solution.multiplier), dtype)
-    return dataclasses.replace(solution, x=x, y=y, multiplier=multiplier)

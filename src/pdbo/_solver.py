@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 from jaxtyping import Array, PyTree
@@ -42,6 +42,9 @@ class Solver(eqx.Module):
         for field in dataclasses.fields(self):
             if field.type is Array:
                 at_least(field.name, getattr(self, field.name), 0)
+
+    prefers_double: ClassVar[bool] = False
+    """Whether the rounding of single precision spoils it, so that small problems are lifted."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""A solver's path, start by start, as one compiled scan."""
+"""A solver's path, start by start, as one compiled program."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,9 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jaxtyping import Array
 
+from .._driver import Recorder, Row, advance
 from .._problem import Problem
+from .._solution import State, launch
 from ..solvers import Point, Solver
 
 
@@ -75,20 +77,24 @@ def trace_each(
     return _timed(_path(steps, every, observe), arguments)
 
 
+class _Observed(Recorder):
+    """A row is what `observe` sees of the point."""
+
+    observe: Callable[[Problem, Point], dict[str, Any]]
+
+    def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
+        _, running = super().record(problem, run)
+        return jax.tree.map(jnp.asarray, self.observe(problem, run.point)), running
+
+
 def _path(steps: int, every: int, observe: Callable) -> Callable:
     """The rows, the last point and the calls of one run."""
+    rows = steps // every
 
     def path(solver: Solver, problem: Problem, x: Any, y: Any, key: Any) -> Any:
-        state = solver.init(problem, x, y, key)
-
-        def row(state: Any, _: Any) -> Any:
-            state = lax.fori_loop(0, every, lambda _, s: solver.step(problem, s), state)
-            return state, observe(problem, solver.output(state))
-
-        first = observe(problem, solver.output(state))
-        state, rows = lax.scan(row, state, length=steps // every)
-        rows = jax.tree.map(lambda a, b: jnp.concatenate([jnp.asarray(a)[None], b]), first, rows)
-        return rows, solver.output(state), solver.calls(state)
+        run = launch(problem, x, y, solver, key)
+        end = advance(problem, run, _Observed(observe), every * rows, every, True, rows=rows + 1)
+        return end.rows, end.run.point, solver.calls(end.run.solver_state)
 
     return path
 

@@ -1,5 +1,6 @@
 """The scoreboard: every solver on every problem of the collection, with its defaults alone."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -118,50 +119,54 @@ def _runs(problem: Any, solver: Any, starts: Any, marks: np.ndarray, seed: int) 
     check_point(problem, *jax.tree.map(lambda leaf: leaf[0], starts))
     x, y = jax.tree.map(jnp.asarray, starts)
     keys = jax.random.split(jax.random.key(seed), len(jax.tree.leaves(x)[0]))
-    counts = jnp.asarray(np.diff(marks, prepend=0), jnp.int32)
-    return jax.tree.map(np.asarray, _compiled()(problem, solver, x, y, keys, counts))
+    program = _compiled()
+    rows, counts = jax.tree.map(
+        np.asarray, program(problem, solver, x, y, keys, jnp.asarray(marks, jnp.int32))
+    )
+    # a run that has settled records nothing more: its last row holds from there on
+    place = np.minimum(np.arange(len(marks)), counts[:, None] - 1)
+    return jax.tree.map(lambda leaf: leaf[np.arange(len(counts))[:, None], place], rows)
 
 
-_PROGRAM: list[Any] = []
-
-
+@functools.cache
 def _compiled() -> Any:
     """The program that runs a solver from a batch of starts, made once."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
-    from jax import lax
+
+    from .._driver import Recorder, advance
+    from .._errors import RESULTS
+    from .._solution import launch
+
+    class Seen(Recorder):
+        """The point, the values there and the calls so far; a run that settles ends."""
+
+        def record(self, problem: Any, run: Any) -> Any:
+            _, running = super().record(problem, run)
+            at, used = run.point, run.solver.calls(run.solver_state)
+            row = {
+                "x": at.x,
+                "outer": problem.outer(at.x, at.y),
+                "inner": problem.inner(at.x, at.y),
+                "steps": run.step,
+                **{k: jnp.asarray(v) for k, v in used._asdict().items()},
+            }
+            settled = run.solver.settled(run.solver_state)
+            if settled is False:
+                return row, running
+            return row, jnp.where(settled, RESULTS.settled, running).astype(jnp.int32)
 
     @eqx.filter_jit
-    def batch(problem: Any, solver: Any, x: Any, y: Any, keys: Any, counts: Any) -> Any:
+    def batch(problem: Any, solver: Any, x: Any, y: Any, keys: Any, marks: Any) -> Any:
         def one(x: Any, y: Any, key: Any) -> Any:
-            state = solver.init(problem, x, y, key)
-
-            def advance(carry: Any, count: Any) -> Any:
-                until = carry[0] + count
-
-                def going(s: Any) -> Any:
-                    return (s[0] < until) & ~jnp.asarray(solver.settled(s[1]))
-
-                carry = lax.while_loop(
-                    going, lambda s: (s[0] + 1, solver.step(problem, s[1])), carry
-                )
-                at, used = solver.output(carry[1]), solver.calls(carry[1])
-                return carry, {
-                    "x": at.x,
-                    "outer": problem.outer(at.x, at.y),
-                    "inner": problem.inner(at.x, at.y),
-                    "steps": carry[0],
-                    **{k: jnp.asarray(v) for k, v in used._asdict().items()},
-                }
-
-            return lax.scan(advance, (jnp.zeros((), jnp.int32), state), counts)[1]
+            run = launch(problem, x, y, solver, key)
+            end = advance(problem, run, Seen(), marks[-1], marks, rows=len(marks))
+            return end.rows, end.written
 
         return jax.vmap(one)(x, y, keys)
 
-    if not _PROGRAM:
-        _PROGRAM.append(batch)
-    return _PROGRAM[0]
+    return batch
 
 
 def _score(entry: Any, found: Any, starts: int) -> dict[str, Any]:

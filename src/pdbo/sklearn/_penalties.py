@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._problem import Problem
+from .._solver import Calls, Point, Solver
 from ..solvers._aid import conjugate_gradient
 
 
@@ -174,21 +175,27 @@ def _direct(hessian: Callable[[PyTree], PyTree], b: PyTree) -> PyTree:
     return jax.vmap(back)(solution * unit)
 
 
+class Report(NamedTuple):
+    """Of the penalties a step started from: for each split the loss on the rows watched and the
+    share of right answers, and how far the weights had settled, after how many Newton steps."""
+
+    losses: Float[Array, " splits"]
+    right: Float[Array, " splits"]
+    decrement: Float[Array, ""]
+    taken: Int[Array, ""]
+
+
 class Descent(NamedTuple):
-    """The state of the outer loop: x, the weights there, the last adjoint and Adam's moments."""
+    """The state of the outer loop: x, the weights there, the last adjoint, Adam's moments, and
+    the report of the last step."""
 
     x: PyTree
     w: PyTree
     adjoint: PyTree
     mean: PyTree
     square: PyTree
-    t: Array
-
-
-def begin(x: PyTree, w: PyTree) -> Descent:
-    """The state before the first step."""
-    zero, none = trees.zeros_like(x), trees.zeros_like(w)
-    return Descent(x, w, none, zero, zero, jnp.zeros((), jnp.int32))
+    t: Int[Array, ""]
+    report: Report
 
 
 class _Solve(NamedTuple):
@@ -249,53 +256,70 @@ def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort, direct:
     return lax.while_loop(lambda s: ~s.done, turn, start)
 
 
-class Report(NamedTuple):
-    """Of the penalties a step started from: for each split the loss on the rows watched and the
-    share of right answers, and how far the weights had settled, after how many Newton steps."""
+class PenaltyDescent(Solver):
+    r"""Adam along the hypergradient $-\nabla^2_{xw} g\,(\nabla^2_{ww} g)^{-1}\nabla f$.
 
-    losses: Array
-    right: Array
-    decrement: Array
-    taken: Array
+    The weights of a state belong to the penalties of the state before it.
 
-
-@eqx.filter_jit
-def step(
-    loss: Loss,
-    problem: Problem,
-    watched: Array,
-    state: Descent,
-    rate: PyTree,
-    effort: Effort,
-    direct: bool = False,
-) -> tuple[Descent, Report]:
-    r"""One step of Adam along the hypergradient $-\nabla^2_{xw} g\,(\nabla^2_{ww} g)^{-1}\nabla f$.
-
-    The weights of the state returned belong to the penalties of the state given. Linear systems
-    are solved by CG, or where `direct` by a factorisation.
+    Attributes:
+        loss: what the weights are fitted by.
+        watched: for each split the weights of the rows that are only watched.
+        rate: for each part of x how far a step moves it.
+        effort: how far the inner solve goes.
+        direct: whether linear systems are factorised rather than solved by CG.
     """
-    x, data = state.x, problem.data
-    inner = _inner(loss, problem, state, effort, direct)
-    reached = scores(inner.w, data)
-    rows = jax.vmap(loss.rows, (0, None))(reached, data.target)
-    right = jnp.zeros_like(rows)
-    if loss.right is not None:
-        right = loss.right(reached, data.target).astype(rows.dtype)
-    report = Report(_means(watched, rows), _means(watched, right), inner.decrement, inner.taken)
-    _, cross = jax.vjp(lambda x: jax.grad(problem.inner, 1)(x, inner.w), x)
-    gradient = trees.scale(-1, cross(inner.adjoint)[0])
 
-    t = state.t + 1
-    age = t.astype(rows.dtype)
-    mean = jax.tree.map(lambda m, g: 0.8 * m + 0.2 * g, state.mean, gradient)
-    square = jax.tree.map(lambda s, g: 0.95 * s + 0.05 * g**2, state.square, gradient)
+    loss: Loss
+    watched: Float[Array, "splits rows"]
+    rate: PyTree
+    effort: Effort
+    direct: bool = eqx.field(static=True, default=False)
 
-    def moved(x: Array, m: Array, s: Array, rate: Array) -> Array:
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array | None) -> Descent:
+        """The state before the first step."""
+        zero, none, t = trees.zeros_like(x), trees.zeros_like(y), jnp.zeros((), jnp.int32)
+        unknown = jnp.zeros_like(self.watched[:, 0])
+        report = Report(unknown, unknown, jnp.zeros_like(unknown[0]), t)
+        return Descent(x, y, none, zero, zero, t, report)
+
+    def step(self, problem: Problem, state: Descent) -> Descent:
+        """The inner solve, the hypergradient and a step of Adam."""
+        x, data = state.x, problem.data
+        inner = _inner(self.loss, problem, state, self.effort, self.direct)
+        _, cross = jax.vjp(lambda x: jax.grad(problem.inner, 1)(x, inner.w), x)
+        gradient = trees.scale(-1, cross(inner.adjoint)[0])
+        t = state.t + 1
+        mean = jax.tree.map(lambda m, g: 0.8 * m + 0.2 * g, state.mean, gradient)
+        square = jax.tree.map(lambda s, g: 0.95 * s + 0.05 * g**2, state.square, gradient)
+        x = _moved(x, mean, square, t.astype(self.watched.dtype), self.rate)
+        report = self._report(inner, data)
+        return Descent(x, inner.w, inner.adjoint, mean, square, t, report)
+
+    def _report(self, inner: _Solve, data: Data) -> Report:
+        reached = scores(inner.w, data)
+        rows = jax.vmap(self.loss.rows, (0, None))(reached, data.target)
+        right = jnp.zeros_like(rows)
+        if self.loss.right is not None:
+            right = self.loss.right(reached, data.target).astype(rows.dtype)
+        losses, shares = (_means(self.watched, v) for v in (rows, right))
+        return Report(losses, shares, inner.decrement, inner.taken)
+
+    def output(self, state: Descent) -> Point:
+        """The penalties, and the weights of those before."""
+        return Point(state.x, state.w)
+
+    def calls(self, state: Descent) -> Calls:
+        """One gradient of f per step; what the inner solves took is not counted."""
+        return Calls(state.t, 0 * state.t, 0 * state.t)
+
+
+def _moved(x: PyTree, mean: PyTree, square: PyTree, age: Array, rate: PyTree) -> PyTree:
+    """A step of Adam in which entries of a small gradient do not go as far as the others."""
+
+    def one(x: Array, m: Array, s: Array, rate: Array) -> Array:
         size = jnp.sqrt(s / (1 - 0.95**age))
-        # those of a small gradient do not go as far as the others
         there = jnp.maximum(jnp.sum((size > 0).astype(size.dtype)), 1)  # the rest is padding
         floor = 0.1 * jnp.sum(size) / there + jnp.finfo(size.dtype).tiny
         return x - rate * m / (1 - 0.8**age) / (size + floor)
 
-    x = jax.tree.map(moved, x, mean, square, rate)
-    return Descent(x, inner.w, inner.adjoint, mean, square, t), report
+    return jax.tree.map(one, x, mean, square, rate)

@@ -1,6 +1,7 @@
 """One fit: arrays in, penalties searched by the descent of `_penalties`, weights out."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,18 +11,20 @@ import scipy.sparse
 from jaxtyping import PyTree
 from sklearn.exceptions import ConvergenceWarning
 
+from .._driver import Recorder, chunks
 from .._problem import Problem
+from .._progress import Pace
+from .._solution import State
 from ..linear import SparseMatrix
 from ._penalties import (
     Data,
     Descent,
     Effort,
     Loss,
+    PenaltyDescent,
     Report,
-    begin,
     log_penalties,
     make_problem,
-    step,
 )
 
 TRAIN, TEACH, WATCH = 0, 1, 2  # what a row does in a split: see `Table.roles`
@@ -236,27 +239,38 @@ class Search:
         shares = shares[shares > 0] / shares.sum()
         return max(float(-np.sum(shares * np.log(shares))), 1e-3)
 
-    def step(
-        self, problem: Problem, state: Descent, rate: dict[str, float], effort: Any
-    ) -> tuple[Descent, Report]:
-        """A compiled step; the numbers it reports on the host."""
+    def steps(
+        self, problem: Problem, x: PyTree, w: PyTree, rate: dict[str, float], effort: Any, most: int
+    ) -> Iterator[Descent]:
+        """The states after one step, two, and so on; their reports are on the host."""
         effort = EFFORTS[effort][self.size] if isinstance(effort, str) else effort
         eps = float(np.finfo(self.dtype).eps)
         effort = (*effort[:2], max(effort[2], eps**0.6), effort[3])
-        rates = {k: jnp.asarray(v, self.dtype) for k, v in rate.items()}
         counts = (jnp.asarray(k, jnp.int32) for k in effort[:2])
         numbers = (jnp.asarray(v, self.dtype) for v in effort[2:])
-        with jax.default_matmul_precision("highest"):  # GPUs round single precision otherwise
-            state, report = step(
-                self.loss,
-                problem,
-                self.watched,
-                state,
-                rates,
-                Effort(*counts, *numbers),
-                self.size == 0,
-            )
-        return state, jax.tree.map(np.asarray, report)
+        solver = PenaltyDescent(
+            self.loss,
+            self.watched,
+            {k: jnp.asarray(v, self.dtype) for k, v in rate.items()},
+            Effort(*counts, *numbers),
+            self.size == 0,
+        )
+        state, zero = solver.init(problem, x, w, None), jnp.zeros((), jnp.int32)
+        run = State(solver, state, zero, jnp.ones((), self.dtype))
+        one_at_a_time = Pace(0.0)
+        taken = chunks(problem, run, Recorder(), most, 1, False, one_at_a_time)
+        while True:
+            with jax.default_matmul_precision("highest"):  # GPUs round single precision otherwise
+                chunk = next(taken, None)
+            if chunk is None:
+                return
+            state: Descent = chunk.run.solver_state
+            yield state._replace(report=jax.tree.map(np.asarray, state.report))
+
+    def step(self, problem: Problem, x: PyTree, w: PyTree, effort: Any) -> tuple[PyTree, Report]:
+        """The weights for some penalties, from others on, and the report on them."""
+        state = next(self.steps(problem, x, w, STILL, effort, 1))
+        return state.w, state.report
 
     def path(self, problem: Problem, x: PyTree, w: PyTree) -> tuple[PyTree, PyTree]:
         """The best on the way from strong to weak penalties, every fit started at the last."""
@@ -269,9 +283,9 @@ class Search:
             for level in LEVELS:
                 moved = {"level": float(level), "exponent": exponent}
                 at = x | {k: x[k] + by for k, by in moved.items()}
-                state, report = self.step(problem, begin(at, v), STILL, "path")
+                v, report = self.step(problem, at, v, "path")
                 self.show("path", report)
-                v, loss = state.w, report.losses.mean()
+                loss = report.losses.mean()
                 since = 0 if loss < lowest - self.least else since + 1
                 if loss < best - self.least:
                     best, found = loss, (at, v)
@@ -284,22 +298,21 @@ class Search:
         self, problem: Problem, x: PyTree, w: PyTree, rate: dict[str, float], what: str
     ) -> Trail:
         """Descent until the loss on the rows watched has stopped falling."""
-        state, best, since = begin(x, w), None, 0
-        for taken in range(1, self.plan.steps + 1):
-            after, report = self.step(problem, state, rate, "descent")
-            self.show(f"{what} {taken}", report)
-            losses = np.asarray(report.losses)
+        best, since = None, 0
+        for taken, state in enumerate(self.steps(problem, x, w, rate, "descent", self.plan.steps)):
+            self.show(f"{what} {taken + 1}", state.report)
+            losses = np.asarray(state.report.losses)
             loss = losses.mean()
             if best is None:
-                best = Trail(state.x, after.w, losses, losses, taken)
+                best = Trail(x, state.w, losses, losses, 0)
             elif loss < best.losses.mean() - self.least:
-                best, since = Trail(state.x, after.w, losses, best.first, taken), 0
+                best, since = Trail(x, state.w, losses, best.first, 0), 0
             else:
                 since += 1
-            best = best._replace(steps=taken)
+            best = best._replace(steps=taken + 1)
             if since == PATIENCE or not np.isfinite(loss):
                 break
-            state = after
+            x = state.x  # whose weights the next step finds
         assert best is not None
         if not np.all(np.isfinite(best.losses)):
             raise ValueError("The loss is not finite: are there features of very large values?")
@@ -317,11 +330,11 @@ class Search:
             return found
         most = trail.losses.mean() + 2 * trail.losses.std(ddof=1) / splits**0.5
         for _ in range(20):
-            state, report = self.step(problem, begin(x, w), STILL, "path")
+            found_w, report = self.step(problem, x, w, "path")
             self.show("strengthen", report)
             if best >= 0 and not report.losses.mean() <= most:
                 break
-            w = state.w
+            w = found_w
             if report.right.mean() > best + 1e-9:
                 found, best = (x, w), report.right.mean()
             x = x | {"level": x["level"] + 0.5}
@@ -335,7 +348,7 @@ class Search:
         each, w = jax.tree.map(lambda v: jnp.broadcast_to(jnp.mean(v, 0), v.shape), (x["each"], w))
         x = x | {"each": each}
         tol = max(self.plan.tol, float(np.finfo(self.dtype).eps) ** 0.5)
-        state, report = self.step(problem, begin(x, w), STILL, (200, 500, tol, 1e-3))
+        w, report = self.step(problem, x, w, (200, 500, tol, 1e-3))
         self.show("refit", report)
         if not report.decrement <= tol:
             warnings.warn(
@@ -344,8 +357,8 @@ class Search:
                 ConvergenceWarning,
                 stacklevel=5,
             )
-        weights = np.asarray(state.w["weights"][0])[: self.features]
-        offsets = np.asarray(state.w["offsets"][0]) - (self.mean @ weights).astype(self.dtype)
+        weights = np.asarray(w["weights"][0])[: self.features]
+        offsets = np.asarray(w["offsets"][0]) - (self.mean @ weights).astype(self.dtype)
         penalties = np.asarray(jnp.exp(log_penalties(x, problem.data)[0]))[: self.features]
         return Model(weights, offsets * self.dtype.type(self.plan.intercept), penalties, steps)
 

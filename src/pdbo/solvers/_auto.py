@@ -169,6 +169,8 @@ class AutoPDBO(Solver):
     Primal-Dual Approach to Bilevel Optimization with Multiple Inner Minima (2022).
     """
 
+    prefers_double = True
+
     @property
     def exact(self) -> str:
         """Trials are kept and curvatures measured by values of successive steps."""

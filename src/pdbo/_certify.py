@@ -1,0 +1,90 @@
+"""The certificate of any point, however it was found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _trees as trees
+from ._batches import reading
+from ._certificate import MAX_SLACK, Certificate, measure, measure_jit
+from ._checks import check_point, is_number, traced, whole_number
+from ._errors import ProblemError
+from ._mesh import everywhere
+from ._precision import in_double
+from ._problem import Problem, check_problem
+from ._solver import Point
+
+
+def certify(
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    multiplier: Any = None,
+    *,
+    slack: Any = None,
+    max_slack: Any = MAX_SLACK,
+    iterations: int | None = None,
+) -> Certificate:
+    r"""The certificate of a point, however it was found.
+
+    Outside of jit and vmap it is computed in double precision, whatever that of the problem. The
+    inner value is recomputed by a minimiser of its own, started at y, beside it and, where y has
+    at most 10,000 entries and the data are not in `Batches`, at eight points drawn from Y: it is a
+    global minimum only where these find it. The multiplier given is tried, and so is the
+    least-squares one, $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
+    the better certificate is returned.
+
+    At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. There the
+    conditions are checked at a neighbour $(x, y_w)$ with $y_w$ near
+    $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
+    left of stationarity is, where the inner minimum is unique, the hypergradient.
+
+    Arguments:
+        problem, x, y: the problem and the point.
+        multiplier: the multiplier to try first.
+        slack: the relaxation to certify. None takes the smallest that makes the point feasible,
+            but no more than `max_slack`.
+        iterations: the most gradients of g spent on the inner value from each of its starts, and
+            again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
+    """
+    _check_options(problem, multiplier, slack, max_slack, iterations)
+    count = problem.view.effort() if iterations is None else iterations
+    with reading(problem):
+        checked = check_point(problem, x, y, project=False)
+        if traced(problem, *checked, multiplier, slack):
+            if multiplier is not None:
+                multiplier = jnp.asarray(multiplier, trees.dtype(checked))
+            return measure(problem, *checked, multiplier, slack, max_slack, count)
+        if problem.mesh is not None:
+            x, y = checked
+            multiplier = None if multiplier is None else jnp.asarray(multiplier, trees.dtype(x))
+            multiplier = everywhere(problem.mesh, multiplier)
+        return in_double(_measure(slack, max_slack, count), problem, x, y, multiplier)
+
+
+def measure_in_double(problem: Problem, point: Point) -> Certificate:
+    """The certificate of a solver's point, which grants it the slack it was run with."""
+    max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
+    call = _measure(None, max_slack, problem.view.effort())
+    return in_double(call, problem, point.x, point.y, point.multiplier)
+
+
+def _measure(slack: Any, max_slack: Any, iterations: int) -> Callable[..., Certificate]:
+    def call(problem: Problem, x: PyTree, y: PyTree, multiplier: Any, eps: Any) -> Certificate:
+        return measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=eps)
+
+    return call
+
+
+def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
+    check_problem(problem)
+    for name, value in (("multiplier", multiplier), ("slack", slack), ("max_slack", max_slack)):
+        if value is None or traced(value):
+            continue
+        if not is_number(value) or not 0 <= value < np.inf:
+            raise ProblemError(f"{name} must be one finite number >= 0, got {value!r}.")
+    if count is not None:
+        whole_number("iterations", count)

@@ -1,0 +1,227 @@
+"""The one loop over a solver's steps: compiled in chunks, with the host looking on in between."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from . import _trees as trees
+from ._checks import check_functions, check_point, kind, traced
+from ._errors import RESULTS, ProblemError
+from ._mesh import agree, everywhere, is_leader
+from ._precision import Start
+from ._problem import Problem
+from ._progress import Pace
+from ._solution import State, launch
+from ._solver import Solver
+from ._verdict import RUNNING, runaway
+from .solvers._auto import AutoPDBO
+from .solvers._streamed import streamed
+
+_MANY = 2**31 - 1
+ROWS = 128  # records that one chunk on the host has room for
+
+Row = dict[str, Array]
+
+
+class Recorder(eqx.Module):
+    """What a run writes down at a record, and whether that ends it."""
+
+    def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
+        """A row of arrays, and RUNNING or the code the run ends with."""
+        return {}, jnp.asarray(RUNNING, jnp.int32)
+
+
+class Chunk(NamedTuple):
+    """What the compiled loop returns.
+
+    Attributes:
+        run: the run at its last record whose numbers were finite.
+        code: RUNNING, or the code it ended with.
+        written: how many rows were written.
+        rows: the rows, with room for more; unused ones hold NaN or -1.
+        last: the last row computed, also if its numbers were not finite.
+    """
+
+    run: State
+    code: Int[Array, ""]
+    written: Int[Array, ""]
+    rows: Row
+    last: Row
+
+
+def advance(
+    problem: Problem,
+    run: State,
+    recorder: Recorder,
+    until: Any,
+    every: Any,
+    first: Any = False,
+    most: Any = None,
+    rows: int = 1,
+) -> Chunk:
+    """Steps and records until a verdict, the step `until` or `most` records; may be traced.
+
+    Arguments:
+        every: how many steps lie between two records, or an increasing array of the steps that
+            are recorded.
+        first: whether the start is recorded too.
+        most: the most records made, `rows` unless given.
+        rows: the room for them.
+    """
+    most = rows if most is None else most
+    shapes = eqx.filter_eval_shape(recorder.record, problem, run)[0]
+    solver, scale = run.solver, run.scale
+
+    def blank(row: Any, *leading: int) -> Array:
+        fill = jnp.nan if jnp.issubdtype(row.dtype, jnp.inexact) else -1
+        return jnp.full((*leading, *row.shape), fill, row.dtype)
+
+    def going(s: tuple) -> Bool[Array, ""]:
+        _, step, code, count, *_ = s
+        return (code == RUNNING) & (count < most) & (step < until)
+
+    def body(s: tuple) -> tuple:
+        state, step, _, count, written, _ = s
+        ahead = jnp.minimum(_to_next(every, step), until - step)
+        ahead = jnp.where(first & (count == 0), 0, ahead)
+        moved = lax.fori_loop(0, ahead, lambda _, inside: solver.step(problem, inside), state)
+        row, code = recorder.record(problem, State(solver, moved, step + ahead, scale))
+        kept = code != RESULTS.nonfinite  # else the run stays at the last good record
+        after = jax.tree.map(lambda buffer, value: buffer.at[count].set(value), written, row)
+        state, step, written = trees.where(
+            kept, (moved, step + ahead, after), (state, step, written)
+        )
+        return state, step, code, count + kept.astype(jnp.int32), written, row
+
+    none = jnp.zeros((), jnp.int32)
+    buffers = jax.tree.map(lambda row: blank(row, rows), shapes)
+    running = jnp.asarray(RUNNING, jnp.int32)
+    start = (run.solver_state, run.step, running, none, buffers, jax.tree.map(blank, shapes))
+    state, step, code, count, written, last = lax.while_loop(going, body, start)
+    return Chunk(State(solver, state, step, scale), code, count, written, last)
+
+
+def _to_next(every: Any, step: Array) -> Array:
+    """How many steps to go to the next record."""
+    if jnp.ndim(every) == 0:
+        return every - step % every
+    place = jnp.searchsorted(every, step, side="right")
+    return every[jnp.minimum(place, len(every) - 1)] - step
+
+
+advance_jit = eqx.filter_jit(advance)
+
+
+def take_steps(problem: Problem, run: State, count: Int[Array, ""]) -> State:
+    """The run so many steps later, with nothing recorded."""
+    recorder = Recorder()
+    return advance(problem, run, recorder, run.step + count, _MANY, most=_MANY).run
+
+
+take_steps_jit = eqx.filter_jit(take_steps)
+
+
+def chunks(
+    problem: Problem,
+    run: State,
+    recorder: Recorder,
+    until: int,
+    every: Any,
+    first: bool,
+    pace: Pace,
+) -> Iterator[Chunk]:
+    """A run on the host, chunk by chunk, up to its verdict or the step `until`.
+
+    Between two chunks the caller does as it likes: show progress, write a checkpoint, answer a
+    signal, or stop taking chunks.
+    """
+    leader = is_leader(problem.mesh)
+    while True:
+        (records,) = agree(problem.mesh, pace.records(ROWS) if leader else 0)
+        chunk = advance_jit(
+            problem,
+            run,
+            recorder,
+            jnp.asarray(until, jnp.int32),
+            jnp.asarray(every, jnp.int32),
+            jnp.asarray(first),
+            jnp.asarray(records, jnp.int32),
+            ROWS,
+        )
+        code = int(chunk.code)  # blocks until the chunk is done
+        run, first = chunk.run, False
+        yield chunk
+        if code != RUNNING or int(run.step) >= until:
+            return
+
+
+PLACES = ("the solver's state", "f", "the gradient of f", "g", "the gradient of g")
+
+
+class _Faults(Recorder):
+    """Which of `PLACES` are not finite."""
+
+    def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
+        point = run.point
+        f, grad_f = jax.value_and_grad(problem.outer, (0, 1))(point.x, point.y)
+        g, grad_g = jax.value_and_grad(problem.inner, (0, 1))(point.x, point.y)
+        parts = (run.solver_state, f, grad_f, g, grad_g)
+        found = ~jnp.stack([trees.finite(part) for part in parts])
+        code = jnp.where(jnp.any(found), RESULTS.nonfinite, RUNNING)
+        return {"found": found}, code.astype(jnp.int32)
+
+
+def replay(problem: Problem, run: State, count: Any) -> tuple[State, Array, Array]:
+    """The last finite state within `count` steps, found again one step at a time.
+
+    With it, which of `PLACES` are not finite one step later, and the code the run ends with.
+    """
+    end = advance(problem, run, _Faults(), run.step + count, 1, most=_MANY)
+    return end.run, end.last["found"], runaway(end.run, RESULTS.nonfinite).astype(jnp.int32)
+
+
+replay_jit = eqx.filter_jit(replay)
+
+
+# The beginning of a run
+
+
+def chosen(solver: Solver | None) -> Solver:
+    """The solver given, the automatic one if there is none; a ProblemError if it is not one."""
+    solver = AutoPDBO() if solver is None else solver
+    if not isinstance(solver, Solver):
+        raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
+    return solver
+
+
+_launch_jit = eqx.filter_jit(launch)
+
+
+def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
+    """The run to carry on with, or a new one at the start given; checked, once."""
+    if start.state is not None:
+        return _carry_on(start.problem, start.state, solver)
+    problem = start.problem
+    solver = streamed(problem, chosen(solver))
+    x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
+    problem.view.check(problem.f, problem.g, x, y)
+    key = jax.random.key(0) if key is None else key
+    call = launch if traced(problem, x, y, solver, key) else _launch_jit
+    return call(problem, x, y, solver, key)
+
+
+def _carry_on(problem: Problem, state: State, solver: Solver | None) -> State:
+    solver = streamed(problem, state.solver if solver is None else chosen(solver))
+    if solver.name != state.solver.name:
+        raise ProblemError(f"the state belongs to {state.solver.name}, not to {solver.name}.")
+    state = eqx.tree_at(lambda s: s.solver, state, solver)
+    state = state if traced(state) else everywhere(problem.mesh, state)
+    problem.x_set.check(state.point.x, "x_set")
+    problem.y_set.check(state.point.y, "y_set")
+    check_functions(problem, state.point.x, state.point.y)
+    return state

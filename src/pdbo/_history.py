@@ -1,0 +1,140 @@
+"""The rows of a run: what is recorded with a certificate, and how the host puts rows together."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ._certificate import MAX_SLACK, measure
+from ._driver import Recorder, Row
+from ._errors import ProblemError, brief
+from ._problem import Problem
+from ._solution import State
+from ._verdict import judge
+
+COLUMNS = [
+    "step",
+    "f",
+    "g",
+    "h",
+    "multiplier",
+    "stationarity",
+    "feasibility",
+    "complementarity",
+    "inner_gap",
+    "eps",
+    "f_calls",
+    "g_calls",
+    "products",
+]
+_COUNTS = ("f_calls", "g_calls", "products")
+
+
+class Certified(Recorder):
+    """Records f, g and the certificate, and ends a run whose certificate is within `tol`.
+
+    Attributes:
+        tol: the tolerance; a negative one is never met.
+        every: the steps between two records: the certificate's effort is in proportion.
+        observe: what the user wants recorded too.
+    """
+
+    tol: Any
+    every: Any
+    observe: Callable[..., dict[str, Any]] | None = None
+
+    def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
+        """A row with the certificate of the current point, and the verdict on it."""
+        point = run.point
+        f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
+        slack = jnp.zeros_like(g) if point.slack is None else jnp.asarray(point.slack, g.dtype)
+        certificate = measure(
+            problem,
+            point.x,
+            point.y,
+            point.multiplier,
+            None,
+            jnp.maximum(slack, MAX_SLACK),
+            problem.view.effort_at_record(self.every),
+            neighbour=point.multiplier is None,
+        )
+        calls = run.solver.calls(run.solver_state)
+        multiplier = certificate.multiplier if point.multiplier is None else point.multiplier
+        row = {
+            "step": run.step,
+            "f": f,
+            "g": g,
+            "h": certificate.inner_gap - slack,
+            "multiplier": multiplier,
+            "stationarity": certificate.stationarity,
+            "feasibility": certificate.feasibility,
+            "complementarity": certificate.complementarity,
+            "inner_gap": certificate.inner_gap,
+            "eps": certificate.eps,
+            "f_calls": jnp.asarray(calls.f),
+            "g_calls": jnp.asarray(calls.g),
+            "products": jnp.asarray(calls.products),
+        }
+        row |= self.observe(point.x, point.y) if self.observe else {}
+        return row, judge(run, row, self.tol)
+
+
+def columns(run: State, observe: Any) -> set[str]:
+    """The columns of a history; a ProblemError unless `observe` returns a dict of new ones."""
+    if observe is None:
+        return set(COLUMNS)
+    try:
+        seen = eqx.filter_eval_shape(observe, run.point.x, run.point.y)
+    except Exception as error:
+        raise ProblemError(f"observe(x, y) cannot be evaluated: {brief(error)}.") from error
+    if not isinstance(seen, dict) or not all(hasattr(v, "shape") for v in seen.values()):
+        raise ProblemError("observe(x, y) must return a dict of arrays.")
+    taken = sorted(set(seen) & set(COLUMNS))
+    if taken:
+        raise ProblemError(f"observe(x, y) returns {taken[0]!r}, which the history has already.")
+    return {*COLUMNS, *seen}
+
+
+class History:
+    """The rows of a run on the host.
+
+    Arguments:
+        rows: those of the part of the run that a checkpoint holds.
+    """
+
+    def __init__(self, rows: dict[str, np.ndarray] | None = None):
+        self.parts = [] if rows is None else [rows]
+
+    def add(self, run: State, rows: Row, count: int) -> dict[str, np.ndarray]:
+        """Append the first `count` rows of a chunk that began at `run`; returns them."""
+        kept = {name: np.asarray(column)[:count] for name, column in rows.items()}
+        self.parts.append(kept | self._exact_calls(run, kept))
+        return self.parts[-1]
+
+    @property
+    def rows(self) -> dict[str, np.ndarray]:
+        """All of them, column by column."""
+        return {k: np.concatenate([part[k] for part in self.parts]) for k in self.parts[0]}
+
+    def _exact_calls(self, run: State, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The oracle calls in 64 bits: compiled code counts them modulo 2^32."""
+
+        def wide(leaf: Any) -> Any:
+            known = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.integer)
+            return np.asarray(leaf, np.int64) if known else leaf
+
+        last = next((part for part in reversed(self.parts) if len(part["step"])), None)
+        if last is None:
+            base = run.solver.calls(jax.tree.map(wide, run.solver_state))
+        else:
+            base = [last[name][-1] for name in _COUNTS]
+        exact = {}
+        for name, start in zip(_COUNTS, base, strict=True):
+            start = np.int64(start)
+            counts = np.concatenate([[start], rows[name].astype(np.int64)])
+            exact[name] = start + np.cumsum(np.diff(counts) % 2**32)
+        return exact

@@ -1,0 +1,51 @@
+"""What a run is asked for beside its problem and its start."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Array, PyTree
+
+from ._checks import is_number, traced, whole_number
+from ._errors import ProblemError
+
+STEPS = 10_000  # the most steps of a run unless it says otherwise
+_MOST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `solve`, checked; what each means is said there."""
+
+    steps: int | None = None
+    tol: Any = 1e-4
+    every: int = 100
+    key: Array | None = None
+    throw: bool = True
+    progress: bool = False
+    observe: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
+    checkpoint: Any = None
+    checkpoint_every: Any = 60.0
+
+    def __post_init__(self):
+        steps = STEPS if self.steps is None else self.steps
+        for name, value in (("steps", steps), ("every", self.every)):
+            whole_number(name, value)
+            if value > _MOST:
+                raise ProblemError(f"{name} must be at most {_MOST:,}, got {value:,}.")
+        for name, value in (("tol", self.tol), ("checkpoint_every", self.checkpoint_every)):
+            if not traced(value) and not (is_number(value) and value >= 0):
+                raise ProblemError(f"{name} must be a number >= 0, got {value!r}.")
+
+    def budget(self, own: int | None, taken: Any) -> int:
+        """The most steps to take now, of a solver that may have a budget of its own."""
+        if own is None:
+            return STEPS if self.steps is None else int(self.steps)
+        if not traced(taken):
+            if int(taken) >= own:
+                raise ProblemError(
+                    f"the solver's own budget of {own} steps is used up: give it more rounds to "
+                    "go on."
+                )
+            own -= int(taken)
+        return own if self.steps is None else min(int(self.steps), own)

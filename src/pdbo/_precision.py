@@ -1,0 +1,164 @@
+"""Single or double precision: which runs have which, how a problem is lifted, what comes back.
+
+A run is in the precision of its start, with one exception: in a session without 64-bit types a
+solver that `prefers_double` runs in double all the same, on problems of up to a million numbers.
+Certificates are always computed in double. What was computed in double is returned in double: as
+NumPy arrays if the session has no 64-bit types.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from . import _trees as trees
+from ._checks import check_functions, point_arrays, traced
+from ._errors import PrecisionWarning, ProblemError, brief, warn
+from ._problem import Problem
+from ._solution import Solution, State
+from ._solver import Solver
+
+MOST_NUMBERS = 10**6  # in x, y and data together: up to here a run may be lifted to double
+_LIFTABLE = {np.dtype(t) for t in (np.float64, np.float32)}
+
+
+def has_double() -> bool:
+    """Whether the session has 64-bit types."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+
+S = TypeVar("S", bound=Solution)
+
+
+class Start(NamedTuple):
+    """What a run begins with, in the precision it has.
+
+    Attributes:
+        problem, x, y: the problem and the start.
+        state: the state to carry on from in place of a start.
+        coarse: the dtype the start came in if it was lifted to a finer one: within the rounding
+            of that dtype it lies in its sets.
+    """
+
+    problem: Problem
+    x: PyTree = None
+    y: PyTree = None
+    state: State | None = None
+    coarse: Any = None
+
+
+@contextlib.contextmanager
+def session(start: Start, solver: Solver) -> Iterator[Start]:
+    """The start as the solver is to have it, in a session that has its precision."""
+    lifted = _lifted(start, solver)
+    if lifted is None:
+        yield start
+        return
+    with jax.enable_x64(True):
+        yield lifted
+
+
+def _lifted(start: Start, solver: Solver) -> Start | None:
+    """The start in double precision if the run is to be lifted to it, else None."""
+    problem = start.problem
+    if has_double() or traced(start) or problem.mesh is not None or problem.view.in_batches:
+        return None
+    if start.state is not None:
+        if trees.dtype(start.state.scale) != np.float64:
+            return None
+        return start._replace(problem=to_float64(problem))
+    leaves = jax.tree.leaves((start.x, start.y))
+    if not solver.prefers_double or not leaves or not all(map(_liftable, leaves)):
+        return None
+    if sum(np.size(v) for v in (*leaves, *jax.tree.leaves(problem.data))) > MOST_NUMBERS:
+        return None
+    with jax.enable_x64(True):
+        double = to_float64(problem)
+        x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (start.x, start.y))
+        reason = _refusal(double, x, y)
+    if reason is None:
+        return Start(double, x, y, coarse=np.float32)
+    if _refusal(problem, *point_arrays(start.x, start.y)) is None:
+        warn(
+            f"f and g cannot be evaluated in double precision, so the run is in single: {reason}",
+            PrecisionWarning,
+        )
+    return None  # what is wrong in either precision is for the run to say
+
+
+def _liftable(leaf: Any) -> bool:
+    if isinstance(leaf, bool):
+        return False
+    if isinstance(leaf, int | float):
+        return True
+    dtype = getattr(leaf, "dtype", None)
+    return dtype in _LIFTABLE or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
+
+
+def _refusal(problem: Problem, x: PyTree, y: PyTree) -> str | None:
+    """Why f or g cannot be evaluated at a point; None if they can."""
+    try:
+        check_functions(problem, x, y)
+    except ProblemError as error:
+        return str(error)
+    return None
+
+
+def to_float64(problem: Problem) -> Problem:
+    """A problem in double precision, for a session that has it for a while."""
+    return problem.with_fresh_constants().astype(jnp.float64)
+
+
+def in_double(call: Callable, problem: Problem, x: PyTree, y: PyTree, multiplier: Any) -> Any:
+    """`call(problem, x, y, multiplier, eps)` in double precision, its result as NumPy arrays.
+
+    `eps` is the rounding unit of the precision the point was computed in. If f or g insist on
+    another precision the call is in that, with a warning, and `eps` is None.
+    """
+    own, eps = has_double(), _eps((x, y))
+    with jax.enable_x64(True):
+        double = problem.astype(jnp.float64) if own else to_float64(problem)
+        at = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (x, y, multiplier))
+        try:
+            if not own or eps > float(np.finfo(np.float64).eps):  # else it has been checked
+                check_functions(double, *at[:2])
+            return _numpy(call(double, *at, eps))
+        except (ProblemError, TypeError, ValueError) as error:
+            reason = brief(error)
+    warn(f"the certificate is in single precision: {reason}.", PrecisionWarning)
+    x, y = point_arrays(x, y)
+    if multiplier is not None:
+        multiplier = jnp.asarray(multiplier, trees.dtype(x))
+    return _numpy(call(problem, x, y, multiplier, None))
+
+
+def _eps(tree: PyTree) -> float:
+    """The rounding unit of the coarsest floating leaf; Python's numbers are doubles."""
+    dtypes = [np.result_type(leaf) for leaf in jax.tree.leaves(tree)]
+    units = [jnp.finfo(d).eps for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+    return float(max(units, default=np.finfo(np.float64).eps))
+
+
+def _numpy(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[()], tree)
+
+
+def returned(solution: S) -> S:
+    """A solution whose doubles are NumPy arrays if the session has no 64-bit types.
+
+    Its state is left as it is: it is for `solve` to carry on from.
+    """
+    if has_double():
+        return solution
+
+    def plain(leaf: Any) -> Any:
+        return np.asarray(leaf) if isinstance(leaf, Array) and leaf.dtype == np.float64 else leaf
+
+    names = [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "note")]
+    changed = {n: jax.tree.map(plain, getattr(solution, n)) for n in names}
+    return dataclasses.replace(solution, **changed)
