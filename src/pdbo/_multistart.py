@@ -19,7 +19,7 @@ from ._problem import Problem, check_problem
 from ._solution import Solution, round_off
 from ._solve import in_double, solve
 from ._solver import Solver
-from .solvers._auto import AutoPDBO
+from .solvers.auto import AutoPDBO
 
 STEPS = 1_000
 EVEN = 32  # the most dimensions in which starts follow a low-discrepancy sequence

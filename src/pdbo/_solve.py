@@ -32,8 +32,8 @@ from ._problem import Problem, check_problem, has_double, values
 from ._progress import REFRESH, Pace, Progress
 from ._solution import Solution, State, launch, round_off
 from ._solver import Solver
-from .solvers._auto import AutoPDBO
 from .solvers._streamed import streamed
+from .solvers.auto import AutoPDBO
 
 STEPS = 10_000
 SMALL = 10**6  # numbers of a problem, up to which AutoPDBO runs in double precision
