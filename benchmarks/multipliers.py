@@ -16,7 +16,7 @@ import numpy as np
 import pdbo
 from pdbo import problems
 from pdbo.experiments import problems as board
-from pdbo.solvers import _auto
+from pdbo.solvers.auto import search
 
 from .record import write
 
@@ -58,7 +58,7 @@ def augmented(weight: float) -> Callable:
 
 
 RULES = {
-    "local model": _auto._multipliers,
+    "local model": search.complementary,
     "closed form": closed_form,
     "augmented Lagrangian, 0.1": augmented(0.1),
     "augmented Lagrangian, 1": augmented(1.0),
@@ -70,7 +70,7 @@ RULES = {
 
 def measure(rule: Callable, entries: dict[str, Any]) -> dict[str, Any]:
     """By half: the runs solved, in per cent, and the median of their oracle calls."""
-    _auto._multipliers = rule
+    search.complementary = rule
     jax.clear_caches()
     marks = np.unique(np.geomspace(1, STEPS, 20).astype(int))
     names = list(problems.names())
@@ -97,7 +97,7 @@ def main() -> None:
     for name, rule in RULES.items():
         results[name] = measure(rule, alike)
         print(f"{name:<28}{results[name]}", flush=True)
-    _auto._multipliers = RULES["local model"]
+    search.complementary = RULES["local model"]
     settings = {"starts": STARTS, "steps": STEPS, "problems": list(alike)}
     print(write("multipliers", settings, results))
 

@@ -13,7 +13,9 @@ import cases
 import pdbo
 from pdbo import problems
 from pdbo._multistart import _spread, kronecker, multistart
-from pdbo.solvers._auto import AutoPDBO, _penalised
+from pdbo.solvers.auto import AutoPDBO
+from pdbo.solvers.auto.penalised import penalised
+from pdbo.solvers.auto.state import POLISH
 
 SOLVER = AutoPDBO()
 
@@ -23,7 +25,7 @@ def run(problem, x, y, key, steps=600):
     state = SOLVER.init(problem, x, y, key)
     start = (jnp.zeros((), int), state)
     return jax.lax.while_loop(
-        lambda s: (s[0] < steps) & ~s[1].done,
+        lambda s: (s[0] < steps) & ~SOLVER.settled(s[1]),
         lambda s: (s[0] + 1, SOLVER.step(problem, s[1])),
         start,
     )[1]
@@ -305,7 +307,7 @@ def test_a_weight_for_every_example_is_measured_by_what_it_moves():
 
     problem = pdbo.Problem(lambda x, w: jnp.mean(losses(w, held)), trained)
     state = jax.jit(lambda key: SOLVER.init(problem, jnp.zeros(60), zero, key))(jax.random.key(2))
-    assert 0.1 < state.unit[0] < 100
+    assert 0.1 < state.scales.unit[0] < 100
     sol = pdbo.solve(problem, jnp.zeros(60), zero, SOLVER, steps=300)
     assert jnp.max(jnp.abs(sol.x)) < 1e3
     assert sol.f < 0.8 * problem.f(0, zero)
@@ -330,19 +332,19 @@ def test_the_slope_of_polishing_is_near_the_hypergradient():
     x = jnp.linspace(-1.0, 1.0, 5)
     state = SOLVER.init(problem, x, jnp.zeros(5), jax.random.key(0))
     state = eqx.tree_at(
-        lambda s: (s.polished, s.residual, s.steepest),
+        lambda s: (s.phase, s.polish.residual, s.scales.steepest),
         state,
-        (jnp.ones_like(state.polished), jnp.zeros(()), jnp.ones(())),
+        (jnp.full_like(state.phase, POLISH), jnp.zeros(()), jnp.ones(())),
     )
 
     @jax.jit
     def at(weight):
-        return _penalised(problem, state, x, jnp.array(0), weight, jnp.full(2, 0.01))
+        return penalised(problem, state, x, jnp.array(0), weight, jnp.full(2, 0.01))
 
     exact = jax.grad(outer)(x)
     assert exact[0] == 0
     near, nearer = at(jnp.array(200.0)), at(jnp.array(400.0))
-    assert not near.cut and not nearer.cut
+    assert not near.unfinished and not nearer.unfinished
     assert 1.6 < jnp.linalg.norm(near.slope - exact) / jnp.linalg.norm(nearer.slope - exact) < 2.4
     assert jnp.linalg.norm(nearer.slope - exact) < 0.05 * jnp.linalg.norm(exact)
     saved = 200.0 * 0.5 * jnp.exp(x[0]) * near.y[0] ** 2

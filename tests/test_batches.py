@@ -236,11 +236,11 @@ def test_a_run_carries_on_bit_for_bit():
     problem, solver = batched(), SOLVERS["PDBO"]
     whole = pdbo.solve(problem, X0, Y0, solver, steps=50, every=25, tol=0)
     half = pdbo.solve(problem, X0, Y0, solver, steps=17, every=25, tol=0)
-    assert int(half.state.inner.inner.offset) == 17 * 11 % N
+    assert int(half.state.solver_state.inner.offset) == 17 * 11 % N
     rest = pdbo.solve(problem, state=half.state, steps=33, every=25, tol=0)
     again = pdbo.solve(problem, state=half.state, solver=solver, steps=33, every=25, tol=0)
     for other in (rest, again):
-        same = jax.tree.map(np.array_equal, whole.state.inner, other.state.inner)
+        same = jax.tree.map(np.array_equal, whole.state.solver_state, other.state.solver_state)
         assert jax.tree.all(same)
 
 
@@ -272,7 +272,7 @@ def test_data_on_disk_give_the_same_run(on_disk):
         for inner in (in_memory, on_disk, Source(N, take))
     ]  # fmt: skip
     for other in found[1:]:
-        assert jax.tree.all(jax.tree.map(np.array_equal, found[0].state.inner, other.state.inner))
+        assert jax.tree.all(jax.tree.map(np.array_equal, found[0].state.solver_state, other.state.solver_state))
         assert np.allclose(found[0].certificate.eps, other.certificate.eps, rtol=1e-9)
     assert max(most) <= 25  # never more at a time than a chunk
     assert any(name.startswith("pdbo-source") for name in threads)  # fetched ahead

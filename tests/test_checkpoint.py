@@ -122,7 +122,7 @@ def at_start(whole, problem, x, y, key=KEY):
     state = launch(problem, x, y, SOLVER, key)
     return dataclasses.replace(
         whole, state=state, x=x, y=y, steps=0, f=problem.f(x, y), g=problem.g(x, y),
-        multiplier=state.inner.center.multiplier,
+        multiplier=state.solver_state.center.multiplier,
     )  # fmt: skip
 
 

@@ -308,7 +308,7 @@ def test_ok_is_what_the_certificate_says(kind, x32):
     for tol in (100 * reached, 2 * reached, 0.5 * reached, 0.01 * reached):
         solution = solve(kind, tol=tol)
         assert solution.x.dtype == solution.y.dtype == jnp.float32
-        point = solution.state.solver.output(solution.state.inner)
+        point = solution.state.point
         slack = 0.0 if point.slack is None else float(point.slack)
         problem = cases.home()
         with jax.enable_x64(True):

@@ -103,7 +103,7 @@ def test_oracle_calls_beyond_32_bits():
     solver = cases.paper_pdbo()
     sol = pdbo.solve(cases.toy(), 2.0, jnp.ones(2), solver, steps=4, every=2, tol=0)
     many = 2_000_000_000
-    state = eqx.tree_at(lambda s: s.inner.t, sol.state, jnp.asarray(many, jnp.int32))
+    state = eqx.tree_at(lambda s: s.solver_state.t, sol.state, jnp.asarray(many, jnp.int32))
     rows = pdbo.solve(cases.toy(), state=state, steps=6, every=2, tol=0).history
     assert rows["f_calls"].tolist() == [many + 2, many + 4, many + 6]
     assert rows["g_calls"].tolist() == [7 * (many + 2), 7 * (many + 4), 7 * (many + 6)]

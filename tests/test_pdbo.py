@@ -103,9 +103,9 @@ def test_pdbo_is_algorithm_1(start, average):
     np.testing.assert_allclose(sol.x, expected[0], rtol=1e-12)
     np.testing.assert_allclose(sol.y, expected[1], rtol=1e-12)
     np.testing.assert_allclose(sol.multiplier, m, rtol=1e-12)
-    np.testing.assert_allclose(sol.state.inner.x, x, rtol=1e-12)  # the last iterate is kept
+    np.testing.assert_allclose(sol.state.solver_state.x, x, rtol=1e-12)  # the last iterate is kept
     shared = isinstance(start, str) and start == "y"  # the first inner gradient and that at y
-    assert solver.calls(sol.state.inner).g == 20 * (4 if shared else 5)
+    assert solver.calls(sol.state.solver_state).g == 20 * (4 if shared else 5)
 
 
 def test_proximal_pdbo_is_algorithm_2():
@@ -119,7 +119,7 @@ def test_proximal_pdbo_is_algorithm_2():
             *center, schedule, 7, 3, 0.4, 0.01, 0.02, 1.5, 0.5, FIXED, (center, 0.2, 0.3)
         )
     assert sol.steps == 28
-    assert solver.calls(sol.state.inner).g == 28 * 5
+    assert solver.calls(sol.state.solver_state).g == 28 * 5
     np.testing.assert_allclose(sol.x, center[0], rtol=1e-12)
     np.testing.assert_allclose(sol.y, center[1], rtol=1e-12)
     np.testing.assert_allclose(sol.multiplier, m, rtol=1e-12)

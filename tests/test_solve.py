@@ -10,7 +10,7 @@ import pytest
 
 import cases
 import pdbo
-from pdbo import _solve
+from pdbo import _driver
 from pdbo._progress import Progress
 
 PDBO = cases.paper_pdbo()
@@ -250,6 +250,6 @@ def test_floats_in_data_do_not_recompile():
     g = lambda x, y, d: (y - x) ** 2
     run = lambda d: pdbo.solve(pdbo.Problem(f, g, d), 0.0, 0.0, pdbo.PDBO(), steps=5)
     run(1.0)
-    compiled = _solve._advance_jit._cached._cache_size()
+    compiled = _driver.advance_jit._cached._cache_size()
     run(2.0)
-    assert _solve._advance_jit._cached._cache_size() == compiled
+    assert _driver.advance_jit._cached._cache_size() == compiled

@@ -38,8 +38,8 @@ from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch
 from ._solver import Solver
-from .solvers._auto import AutoPDBO
 from .solvers._streamed import streamed
+from .solvers.auto import AutoPDBO
 
 MAGIC, VERSION = "pdbo checkpoint", 1
 KEPT = 2  # checkpoints of a folder

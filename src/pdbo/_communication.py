@@ -13,7 +13,7 @@ from ._checks import check_point
 from ._errors import ProblemError
 from ._problem import Problem, check_problem
 from ._solver import Solver
-from .solvers._auto import AutoPDBO
+from .solvers.auto import AutoPDBO
 
 
 class Communication(NamedTuple):

@@ -19,7 +19,7 @@ from ._progress import Pace
 from ._solution import State, launch
 from ._solver import Solver
 from ._verdict import RUNNING, runaway
-from .solvers._auto import AutoPDBO
+from .solvers.auto import AutoPDBO
 from .solvers._streamed import streamed
 
 _MANY = 2**31 - 1

@@ -5,7 +5,6 @@ from .._solver import Point as Point
 from .._solver import Solver as Solver
 from ._aid import AIDConjugateGradient as AIDConjugateGradient
 from ._aid import AIDFixedPoint as AIDFixedPoint
-from ._auto import AutoPDBO as AutoPDBO
 from ._bigsam import BigSAM as BigSAM
 from ._bome import BOME as BOME
 from ._bvfim import BVFIM as BVFIM
@@ -15,3 +14,4 @@ from ._meha import MEHA as MEHA
 from ._pdbo import PDBO as PDBO
 from ._proximal import ProximalPDBO as ProximalPDBO
 from ._vpbgd import VPBGD as VPBGD
+from .auto import AutoPDBO as AutoPDBO
