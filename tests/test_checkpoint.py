@@ -20,7 +20,7 @@ import pytest
 
 import cases
 import pdbo
-from pdbo import _checkpoint, _solve
+from pdbo import _checkpoint, _host
 from pdbo._solution import launch
 
 SOLVER = pdbo.ProximalPDBO(cases.paper_pdbo(), round_steps=7, choose="random")
@@ -97,13 +97,13 @@ def test_a_finished_run_is_judged_anew(tmp_path):
 
 def test_a_tolerance_met_in_working_precision_only_is_resumed(tmp_path, monkeypatch):
     """The tolerance the driver asks for inside the loop is a part of the checkpoint."""
-    measure = _solve.measure_double
+    measure = _host.measure_in_double
 
     def stricter(*arguments):
         found = measure(*arguments)
         return dataclasses.replace(found, eps=5 * found.eps)
 
-    monkeypatch.setattr(_solve, "measure_double", stricter)
+    monkeypatch.setattr(_host, "measure_in_double", stricter)
     alone = run(steps=500, tol=0.2)
     assert alone.ok and alone.steps < 500
     first = alone.history["step"][np.argmax(alone.history["eps"] <= 0.2)]
@@ -481,7 +481,7 @@ def test_handlers_are_put_back_and_those_of_others_left(tmp_path):
 
 def test_a_signal_that_comes_too_late_is_passed_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
-        with _checkpoint.Keeper(tmp_path, 0.0, cases.toy(), None, set()) as keeper:
+        with _checkpoint.CheckpointWriter(tmp_path, 0.0, cases.toy(), None, set()) as keeper:
             signal.raise_signal(signal.SIGINT)
             until = time.monotonic() + 10  # a thread hears it
             while keeper.signals.received is None and time.monotonic() < until:

@@ -139,7 +139,7 @@ def in_double(call: Callable, problem: Problem, x: PyTree, y: PyTree, multiplier
 
 def _eps(tree: PyTree) -> float:
     """The rounding unit of the coarsest floating leaf; Python's numbers are doubles."""
-    dtypes = [np.result_type(leaf) for leaf in jax.tree.leaves(tree)]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
     units = [jnp.finfo(d).eps for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     return float(max(units, default=np.finfo(np.float64).eps))
 
