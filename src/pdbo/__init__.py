@@ -10,8 +10,6 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._certificate import certify as certify
     from ._checkpoint import load as load
     from ._checkpoint import save as save
-    from ._communication import Communication as Communication
-    from ._communication import communication as communication
     from ._compare import Comparison as Comparison
     from ._compare import compare as compare
     from ._errors import RESULTS as RESULTS
@@ -67,7 +65,6 @@ _NAMES = {
     "_batches": "Batches Source",
     "_certificate": "Certificate certify",
     "_checkpoint": "load save",
-    "_communication": "Communication communication",
     "_compare": "Comparison compare",
     "_errors": "CheckpointError CheckpointWarning DataReplicated RESULTS ProblemError SolveError "
     "StartProjected",
