@@ -81,6 +81,7 @@ UNEVEN = """
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         sharded = pdbo.shard(pdbo.Problem(f, f, data))
+    assert said[0].filename == "<string>", said[0]
     assert held(sharded) == {"even": (2,), "odd": (10,), "few": (3,), "one": ()}, held(sharded)
     assert [w.category for w in said] == [pdbo.DataReplicated]
     chosen = {"even": False, "odd": False, "few": True, "one": True}
