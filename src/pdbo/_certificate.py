@@ -141,7 +141,7 @@ def measure_double(
     options = (slack, max_slack, iterations)
     eps = float(jnp.finfo(trees.dtype(x)).eps)  # what the point itself is exact to
     with jax.enable_x64(True):
-        problem_ = problem if eps == jnp.finfo(jnp.float64).eps else problem.renewed()
+        problem_ = problem if eps == jnp.finfo(jnp.float64).eps else problem.with_fresh_constants()
         problem_, x_, y_, multiplier_ = trees.astype((problem_, x, y, multiplier), jnp.float64)
         try:
             check_functions(problem_, x_, y_)

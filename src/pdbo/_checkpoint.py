@@ -99,7 +99,7 @@ def load(
         return _loaded(saved, problem, solver, x0, y0)
     with jax.enable_x64(True):
         x0, y0 = trees.astype((x0, y0), jnp.float64)
-        return round_off(_loaded(saved, problem.doubled(), solver, x0, y0), jnp.float32)
+        return round_off(_loaded(saved, problem.to_float64(), solver, x0, y0), jnp.float32)
 
 
 def _in_double(saved: "Saved", solver: Solver) -> bool:

@@ -15,8 +15,8 @@ from . import _trees as trees
 from ._checks import kind
 from ._data import DataView, Whole
 from ._errors import ProblemError
+from ._fresh_constants import with_fresh_constants
 from ._mesh import held_whole
-from ._renew import renew
 from ._sets import Free, Set
 
 
@@ -72,18 +72,18 @@ class Problem(eqx.Module):
         """The value of g."""
         return self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
 
-    def renewed(self) -> "Problem":
+    def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
-        parts = (renew(self.f), renew(self.g))
+        parts = (with_fresh_constants(self.f), with_fresh_constants(self.g))
         return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
 
     def astype(self, dtype: Any) -> "Problem":
         """The same problem with every floating array it carries in another precision."""
         return trees.astype(self, dtype)
 
-    def doubled(self) -> "Problem":
+    def to_float64(self) -> "Problem":
         """The same problem in double precision, for a session that has it for a while."""
-        return self.renewed().astype(jnp.float64)
+        return self.with_fresh_constants().astype(jnp.float64)
 
 
 def _callable(name: str, function: Any, with_data: bool) -> Callable:

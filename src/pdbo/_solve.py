@@ -141,7 +141,7 @@ def in_double(
     if sum(np.size(leaf) for leaf in (*leaves, *jax.tree.leaves(problem.data))) > SMALL:
         return None
     with jax.enable_x64(True):
-        double = problem.doubled()
+        double = problem.to_float64()
         point = trees.astype((x0, y0), jnp.float64)
         try:
             x, y = point_arrays(*point)
