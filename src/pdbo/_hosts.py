@@ -91,12 +91,13 @@ def _join(address: str | None, processes: int | None, rank: int | None, heartbea
             raise ProblemError("address is needed: Open MPI 5 does not say where process 0 is.")
     try:
         _initialize(address, processes, rank, local, heartbeat)
-    except ValueError as error:
-        if "coordinator_address" not in str(error) or address is not None:
-            raise ProblemError(_UNKNOWN) from None
-        _join(LOOPBACK, processes, rank, heartbeat)
-    except TypeError:
-        raise ProblemError(_UNKNOWN) from None
+    except (ValueError, TypeError) as error:
+        if address is None and "coordinator_address" in str(error):
+            return _join(LOOPBACK, processes, rank, heartbeat)
+        raise ProblemError(
+            "no cluster was found (SLURM, Kubernetes or Open MPI): say how many processes there "
+            "are and which rank this one has."
+        ) from None
     except RuntimeError as error:
         if "must be called before" in str(error):
             raise ProblemError(
@@ -106,12 +107,6 @@ def _join(address: str | None, processes: int | None, rank: int | None, heartbea
         raise ProblemError(
             f"{who} cannot use {address or 'the address of process 0'}: {brief(error)}."
         ) from None
-
-
-_UNKNOWN = (
-    "no cluster was found (SLURM, Kubernetes or Open MPI): say how many processes there are and "
-    "which rank this one has."
-)
 
 
 def _initialize(

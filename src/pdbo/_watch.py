@@ -27,7 +27,7 @@ class Store:
     """
 
     def __init__(self) -> None:
-        self.client: Any = global_state.client
+        self.client: Any = global_state.client  # jaxlib's, without types
         self.rank, self.count = global_state.process_id, global_state.num_processes
         host, _, port = str(global_state.coordinator_address).rpartition(":")
         self.address = host.strip("[]"), int(port)
