@@ -20,10 +20,7 @@ import pdbo
 
 from .record import median_seconds, seconds_per_turn, write
 
-TOY = pdbo.Problem(
-    f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-    g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-)
+TOY = pdbo.problems.get("toy").problem
 START = (2.0, jnp.array([0.5, 0.5]))
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import pdbo
 from pdbo.linear import cross_entropy, penalty
 
+from .communication import communication
 from .record import FOLDER, write
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -311,7 +312,7 @@ def an_iteration() -> dict[str, Any]:
         sizes = (columns, classes, np.float32)
         sharded = pdbo.shard(problem(data(8, *sizes)))
         for solver in (pdbo.PDBO(), pdbo.AutoPDBO()):
-            sent = pdbo.communication(sharded, *start(*sizes), solver)
+            sent = communication(sharded, *start(*sizes), solver)
             found[f"{type(solver).__name__}, {name}"] = {
                 "operations": sum(sent.operations.values()),
                 "payload": sum(sent.payload.values()),

@@ -44,10 +44,7 @@ class Fault(AssertionError):
 
 def toy() -> pdbo.Problem:
     """The paper's toy."""
-    return pdbo.Problem(
-        f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-        g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-    )
+    return pdbo.problems.get("toy").problem
 
 
 START = (2.0, (0.5, 0.5))

@@ -15,10 +15,7 @@ import pdbo
 @functools.cache
 def toy() -> pdbo.Problem:
     """The paper's toy problem: y[1] is invisible to g, so every inner problem has many minima."""
-    return pdbo.Problem(
-        f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-        g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-    )
+    return pdbo.problems.get("toy").problem
 
 
 TOY_STARTS = [(2.0, (0.5, 0.5)), (0.0, (2.0, 2.0))]

@@ -395,10 +395,7 @@ LONG = """
 import sys, signal, warnings
 import jax, jax.numpy as jnp
 import pdbo
-problem = pdbo.Problem(
-    lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-    lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-)
+problem = pdbo.problems.get("toy").problem
 def go(steps, every=100):
     return pdbo.solve(
         problem, 2.0, jnp.array([0.5, 0.5]), pdbo.PDBO(), steps=steps, every=every, tol=0,

@@ -15,10 +15,7 @@ PROBLEM = """
 import jax.numpy as jnp
 import pdbo
 
-problem = pdbo.Problem(
-    lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-    lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-)
+problem = pdbo.problems.get("toy").problem
 x0, y0 = 2.0, jnp.array([0.5, 0.5])
 number = 3
 """

@@ -103,6 +103,21 @@ def test_a_batch_of_matrices():
         near(many(w, both), many(w, dense))
 
 
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_spare_room_meets_no_number_of_w(bad):
+    """Only rows with an entry in column 0 see w[0], whatever the room and the kernel."""
+    roomy = SparseMatrix.from_scipy(SCIPY, nnz=SCIPY.nnz + 9)
+    near(roomy.todense(), DENSE)
+    for matrix, stored in ((roomy, SCIPY.tocsr()), (roomy.T, SCIPY.T.tocsr())):
+        w = jnp.ones((matrix.shape[1], 2)).at[0].set(bad)
+        sees = np.isin(np.arange(matrix.shape[0]), stored[:, [0]].nonzero()[0])
+        assert not sees[-1]
+        leaves = jax.tree.leaves(matrix)
+        both = jax.tree.map(lambda a: jnp.stack([a, a]), matrix)
+        for product in (matrix @ w, linear._summed(*leaves, w), *jax.vmap(lambda m: m @ w)(both)):
+            np.testing.assert_array_equal(np.isfinite(product).all(1), ~sees)
+
+
 def test_the_sums_of_an_accelerator_agree():
     leaves = jax.tree.leaves(X)
     near(linear._summed(*leaves, W["weights"]), DENSE @ W["weights"])

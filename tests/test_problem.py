@@ -101,9 +101,11 @@ def test_bad_problem(build, match):
 
 
 def test_start_outside_its_set_is_projected_and_said():
-    with pytest.warns(pdbo.StartProjected, match=r"x0 lies outside x_set \(distance 2\)"):
+    message = r"x0 lies outside x_set \(distance 2\)"
+    with pytest.warns(pdbo.StartProjected, match=message) as said:
         sol = run(x0=3.0, x_set=pdbo.Box(0.0, 1.0))
     assert 0 <= sol.x <= 1
+    assert [w.filename for w in said] == [__file__]
 
 
 def test_python_numbers_take_the_dtype_of_the_arrays():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pdbo
-from processes import finish, python, start
+from processes import TESTS, finish, python, start
 from split import COLUMNS, ROWS, problem
 
 SAME = 1e-10
@@ -81,6 +81,7 @@ UNEVEN = """
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         sharded = pdbo.shard(pdbo.Problem(f, f, data))
+    assert said[0].filename == "<string>", said[0]
     assert held(sharded) == {"even": (2,), "odd": (10,), "few": (3,), "one": ()}, held(sharded)
     assert [w.category for w in said] == [pdbo.DataReplicated]
     chosen = {"even": False, "odd": False, "few": True, "one": True}
@@ -99,19 +100,21 @@ def test_uneven_data_is_held_whole_and_said():
 SENT = """
     import numpy as np
     import pdbo
+    sys.path.insert(0, sys.argv[1])
+    from benchmarks.communication import communication
     rows, columns, steps = 64, 5, 7
     data = {"a": np.ones((rows, columns)), "b": np.ones((rows, columns))}
     f = lambda x, y, data: ((data["b"] @ y) ** 2).mean()
     g = lambda x, y, data: ((data["a"] @ y - x) ** 2).sum()
     problem = pdbo.shard(pdbo.Problem(f, g, data))
-    found = pdbo.communication(problem, 1.0, np.ones(columns), pdbo.PDBO(inner_steps=steps))
+    found = communication(problem, 1.0, np.ones(columns), pdbo.PDBO(inner_steps=steps))
     print(json.dumps([found.operations, found.payload, found.open_loops, found.sent(4)]))
 """
 
 
 def test_what_an_iteration_sends():
     """Seven inner gradients in y, then the gradients of f in y and of g in both, and two values."""
-    ((status, out, err),) = finish([start(python(SENT), devices=2)])
+    ((status, out, err),) = finish([start(python(SENT, TESTS.parent), devices=2)])
     assert status == 0, err
     operations, payload, open_loops, sent = json.loads(out)
     columns, steps = 5, 7

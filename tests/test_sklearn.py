@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 
 import scipy.sparse
 from sklearn.datasets import load_diabetes, load_wine
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -101,6 +101,26 @@ def test_ridge_is_ridge():
         centred.T @ centred + np.diag(two.penalty_), centred.T @ (both - both.mean(0))
     )
     np.testing.assert_allclose(two.coef_, exact.T, rtol=1e-4)
+
+
+def test_a_warning_is_given_at_the_line_of_the_user(monkeypatch):
+    """However deep below that line the library is."""
+    plain = Search.step
+
+    def rough(*arguments):
+        state, report = plain(*arguments)
+        return state, report._replace(decrement=np.ones(()))
+
+    monkeypatch.setattr(Search, "step", rough)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), rng.normal(size=(60, 1))
+    roles = np.stack([np.where(np.arange(60) % 3 == k, 2, 0) for k in range(3)])
+    table = Table(x, y, 1, np.ones(60), roles, np.zeros(4, int))
+    search = Search(BilevelRidge._loss, table, Plan(False, False, False, 1, 1e-6, None))
+    for call in (BilevelRidge("scalar", random_state=0, max_iter=1).fit, lambda *_: search.run()):
+        with pytest.warns(ConvergenceWarning, match="did not settle") as said:
+            call(x, y[:, 0])
+        assert [w.filename for w in said] == [__file__]
 
 
 # What is learned.

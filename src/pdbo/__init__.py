@@ -10,8 +10,6 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._certify import certify as certify
     from ._checkpoint import load as load
     from ._checkpoint import save as save
-    from ._communication import Communication as Communication
-    from ._communication import communication as communication
     from ._compare import Comparison as Comparison
     from ._compare import compare as compare
     from ._errors import RESULTS as RESULTS
@@ -68,7 +66,6 @@ _NAMES = {
     "_certificate": "Certificate",
     "_certify": "certify",
     "_checkpoint": "load save",
-    "_communication": "Communication communication",
     "_compare": "Comparison compare",
     "_errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning RESULTS "
     "ProblemError SolveError StartProjected",

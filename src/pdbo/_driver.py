@@ -19,8 +19,8 @@ from ._progress import Pace
 from ._solution import State, launch
 from ._solver import Solver
 from ._verdict import RUNNING, runaway
-from .solvers.auto import AutoPDBO
 from .solvers._streamed import streamed
+from .solvers.auto import AutoPDBO
 
 _MANY = 2**31 - 1
 ROWS = 128  # records that one chunk on the host has room for

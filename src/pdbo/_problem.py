@@ -15,8 +15,8 @@ from . import _trees as trees
 from ._checks import kind
 from ._data import DataView, Whole
 from ._errors import ProblemError
+from ._fresh_constants import with_fresh_constants
 from ._mesh import held_whole
-from ._renew import renew
 from ._sets import Free, Set
 
 
@@ -74,7 +74,7 @@ class Problem(eqx.Module):
 
     def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
-        parts = (renew(self.f), renew(self.g))
+        parts = (with_fresh_constants(self.f), with_fresh_constants(self.g))
         return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
 
     def astype(self, dtype: Any) -> "Problem":

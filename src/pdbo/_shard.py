@@ -1,6 +1,5 @@
 """Many devices: the data of a problem split over them, everything else on each of them."""
 
-import warnings
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from ._errors import DataReplicated, ProblemError
+from ._errors import DataReplicated, ProblemError, warn
 from ._mesh import everywhere, mesh_of, put, rows, whole
 from ._problem import Problem, check_problem
 from .linear import DenseMatrix, SparseMatrix, SplitMatrix
@@ -64,11 +63,10 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
         one, problem.data, _flags(problem.data, split), is_leaf=_is_matrix
     )
     if uneven:
-        warnings.warn(
+        warn(
             f"{', '.join(uneven)} rows, which {mesh.size} devices do not divide evenly: each "
             "device holds all of it. Drop or pad rows, or say so with split.",
             DataReplicated,
-            stacklevel=2,
         )
     return eqx.tree_at(
         lambda p: (p.data, p.mesh), problem, (data, mesh), is_leaf=lambda node: node is None

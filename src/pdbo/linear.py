@@ -56,7 +56,7 @@ class SparseMatrix(eqx.Module):
         Arguments:
             matrix: in any of SciPy's formats; entries given twice are added up.
             dtype: float32 or float64; JAX's default float unless given.
-            nnz: room for so many non-zeros, filled up with zeros: matrices of one shape with the
+            nnz: room for so many non-zeros, the rest left empty: matrices of one shape with the
                 same room share a compiled program.
         """
         if not hasattr(matrix, "tocsr") or len(matrix.shape) != 2:
@@ -202,15 +202,14 @@ def _kind(value: Any) -> str:
 
 
 def _rows(matrix: Any, dtype: Any, room: int) -> Rows:
-    """The arrays of a SciPy CSR matrix, zeros appended to its last row."""
-    more = room - matrix.nnz
-    starts = matrix.indptr.astype(np.int32)
-    starts[-1] = room
+    """The arrays of a SciPy CSR matrix; what fills the room is in no row, so that it meets no w."""
+    more, count = room - matrix.nnz, matrix.shape[0]
+    rows = np.repeat(np.arange(count), np.diff(matrix.indptr))
     return Rows(
         jnp.asarray(np.pad(matrix.data, (0, more)), dtype),
         jnp.asarray(np.pad(matrix.indices, (0, more)), jnp.int32),
-        jnp.asarray(np.repeat(np.arange(matrix.shape[0]), np.diff(starts)), jnp.int32),
-        jnp.asarray(starts),
+        jnp.asarray(np.pad(rows, (0, more), constant_values=count), jnp.int32),
+        jnp.asarray(matrix.indptr, jnp.int32),
         slices(matrix, dtype, room) if available() else None,
     )
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import jax.numpy as jnp
-
-from .. import ITD, PDBO, AIDFixedPoint, BigSAM, Box, Problem, ProximalPDBO, Solver
+from .. import ITD, PDBO, AIDFixedPoint, BigSAM, Problem, ProximalPDBO, Solver
+from ..problems import get
 
 SETTINGS: dict[str, Any] = {
     "primal step": 0.2,
@@ -23,20 +22,12 @@ SETTINGS: dict[str, Any] = {
 
 def toy() -> Problem:
     """f = ((1 - y1)^2 + (x - y2)^2)/2 over g = y1^2/2 - x y1, which does not see y2."""
-    return Problem(
-        lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-        lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-    )
+    return get("toy").problem
 
 
 def sine() -> Problem:
     """f = x^2 + y^2 over g = sin(x + y), x and y in [-10, 10]."""
-    return Problem(
-        lambda x, y: x**2 + y**2,
-        lambda x, y: jnp.sin(x + y),
-        x_set=Box(-10.0, 10.0),
-        y_set=Box(-10.0, 10.0),
-    )
+    return get("sine").problem
 
 
 def pdbo() -> PDBO:

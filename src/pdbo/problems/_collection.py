@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from .._problem import Problem
 from .._sets import Box, Product, Set, Simplex
@@ -221,13 +222,18 @@ _POLYNOMIALS = {
 }
 
 
+def _toy_f(x: Float[Array, ""], y: Float[Array, "2"]) -> Float[Array, ""]:
+    return 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2)
+
+
+def _toy_g(x: Float[Array, ""], y: Float[Array, "2"]) -> Float[Array, ""]:
+    return 0.5 * y[0] ** 2 - x * y[0]
+
+
 def _toy() -> Entry:
     return Entry(
         name="toy",
-        problem=Problem(
-            lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),
-            lambda x, y: 0.5 * y[0] ** 2 - x * y[0],
-        ),
+        problem=Problem(_toy_f, _toy_g),
         formula="f = (1 - y1)^2/2 + (x - y2)^2/2, g = y1^2/2 - x y1, free",
         f_star=0.0,
         solutions=((1.0, np.ones(2)),),

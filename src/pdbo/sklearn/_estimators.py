@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ._penalties import LOGISTIC, SQUARED, Loss
-from ._search import TEACH, WATCH, Model, Plan, Search, Table, moments
+from ._search import TUNE, VALIDATE, Model, Plan, Search, Table, moments
 
 PARTS = 5  # the splits made unless told otherwise
 ROOM = 1_000_000  # with more weights than this in all of them only one split is used
@@ -144,7 +144,7 @@ class _BilevelLinear(BaseEstimator):
         return weight
 
     def _roles(self, X: Any, strata: Any, outputs: int) -> np.ndarray:
-        """For each split the role of every row: half of those it does not watch are to teach."""
+        """For each split the role of every row: half of those that do not validate tune."""
         count = X.shape[0]
         cv: Any = self.cv
         least = 2 if self.per == "scalar" else 3
@@ -173,8 +173,8 @@ class _BilevelLinear(BaseEstimator):
         roles = np.zeros((len(tests), count), int)
         for k, test in enumerate(tests):
             for after in range(1, 1 + (len(tests) - 1) // 2):
-                roles[k, tests[(k + after) % len(tests)]] = TEACH
-            roles[k, test] = WATCH
+                roles[k, tests[(k + after) % len(tests)]] = TUNE
+            roles[k, test] = VALIDATE
         if not np.all(np.any(roles == 0, 1)):
             raise ValueError("cv leaves a split without samples to train on.")
         return roles[:1] if single else roles

@@ -1,6 +1,5 @@
 """One fit: arrays in, penalties searched by the descent of `_penalties`, weights out."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from jaxtyping import PyTree
 from sklearn.exceptions import ConvergenceWarning
 
 from .._driver import Recorder, chunks
+from .._errors import warn
 from .._problem import Problem
 from .._progress import Pace
 from .._solution import State
@@ -27,7 +27,7 @@ from ._penalties import (
     make_problem,
 )
 
-TRAIN, TEACH, WATCH = 0, 1, 2  # what a row does in a split: see `Table.roles`
+TRAIN, TUNE, VALIDATE = 0, 1, 2  # what a row does in a split: see `Table.roles`
 LEVELS = np.arange(1.0, -16.0, -2.0)  # log-penalties tried first, the strongest foremost
 STILL = {"level": 0.0, "exponent": 0.0, "each": 0.0}
 SMALL = 1_000_000  # a sparse matrix with fewer entries, zeros included, is made dense
@@ -49,8 +49,8 @@ class Table(NamedTuple):
         target: labels from 0 on, or columns to be predicted.
         outputs: the scores a row has.
         weight: one for each row.
-        roles: for each split, what a row does: it trains the weights, teaches the penalties, or
-            is only watched, to say when to stop.
+        roles: for each split, what a row does: it trains the weights, tunes the penalties, or
+            validates: its loss says when to stop.
         groups: for each feature which penalty is its own; None for one for every weight.
     """
 
@@ -213,8 +213,8 @@ class Search:
         """Level and exponent, then every penalty, then the weights on all rows."""
         plan = self.plan
         x, w = self.start(earlier)
-        watch = self.roles == WATCH
-        problem = self.problem((self.roles >= 0) & ~watch, watch)
+        validate = self.roles == VALIDATE
+        problem = self.problem((self.roles >= 0) & ~validate, validate)
         self.watched = problem.data.held
         self.least = 1e-3 * self.null_loss()  # a fall of the loss that is worth a step
         if earlier is None:
@@ -223,11 +223,11 @@ class Search:
         trail = self.descend(problem, x, w, rate, "level")
         steps = trail.steps
         if plan.each:
-            teaching = self.problem(self.roles == TRAIN, self.roles == TEACH)
-            freed = self.descend(teaching, trail.x, trail.w, STILL | {"each": 0.1}, "each")
+            tuning = self.problem(self.roles == TRAIN, self.roles == TUNE)
+            freed = self.descend(tuning, trail.x, trail.w, STILL | {"each": 0.1}, "each")
             steps += freed.steps
             if _surely_less(freed.losses, freed.first):
-                problem, trail = teaching, freed
+                problem, trail = tuning, freed
         x, w = self.strengthen(problem, trail)
         return self.finish(x, w, steps)
 
@@ -351,11 +351,10 @@ class Search:
         w, report = self.step(problem, x, w, (200, 500, tol, 1e-3))
         self.show("refit", report)
         if not report.decrement <= tol:
-            warnings.warn(
+            warn(
                 f"The weights did not settle within {report.taken} Newton steps (decrement "
                 f"{report.decrement:.1e}, tol {tol:.1e}): scale the features or raise tol.",
                 ConvergenceWarning,
-                stacklevel=5,
             )
         weights = np.asarray(w["weights"][0])[: self.features]
         offsets = np.asarray(w["offsets"][0]) - (self.mean @ weights).astype(self.dtype)

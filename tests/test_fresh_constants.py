@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pdbo
-from pdbo._renew import renew
+from pdbo._fresh_constants import with_fresh_constants
 
 CENTER = np.array([3.0, -4.0])
 OTHER = CENTER.copy()
@@ -54,9 +54,10 @@ def test_certificate_is_in_double_precision(name, x32):
 
 def test_functions_without_arrays_are_themselves():
     for function in (lambda x, y: x + y, jax.jit(lambda x: x), np.sum, 3):
-        assert renew(function) is function
+        assert with_fresh_constants(function) is function
 
 
-def test_a_renewed_function_is_made_once():
-    assert renew(FUNCTIONS["closure"]) is renew(FUNCTIONS["closure"])
-    assert renew(FUNCTIONS["closure"]) is not FUNCTIONS["closure"]
+def test_a_function_over_copies_is_made_once():
+    closure = FUNCTIONS["closure"]
+    assert with_fresh_constants(closure) is with_fresh_constants(closure)
+    assert with_fresh_constants(closure) is not closure

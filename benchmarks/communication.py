@@ -2,18 +2,17 @@
 
 import re
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._checks import check_point
-from ._errors import ProblemError
-from ._problem import Problem, check_problem
-from ._solver import Solver
-from .solvers.auto import AutoPDBO
+from pdbo import Problem, ProblemError
+from pdbo._checks import check_point
+from pdbo._problem import check_problem
+from pdbo.solvers import AutoPDBO, Solver
 
 
 class Communication(NamedTuple):
@@ -61,7 +60,7 @@ def communication(
     state = eqx.filter_eval_shape(solver.init, problem, x, y, jax.random.key(0))
     arrays, rest = eqx.partition((problem, state), lambda leaf: hasattr(leaf, "dtype"))
 
-    def step(arrays: Any) -> Any:
+    def step(arrays: PyTree) -> PyTree:
         problem, state = eqx.combine(arrays, rest)
         return solver.step(problem, state)
 

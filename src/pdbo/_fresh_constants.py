@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-_RENEWED: WeakKeyDictionary = WeakKeyDictionary()
+_MADE: WeakKeyDictionary = WeakKeyDictionary()
 
 
-def renew(function: Any) -> Any:
-    """The same function over copies of the NumPy arrays it reaches, itself where it reaches none.
+def with_fresh_constants(function: Any) -> Any:
+    """The same function over copies of the NumPy arrays it reaches, itself if it reaches none.
 
     JAX remembers, array by array, the dtype a NumPy array was first traced with, so a function
     traced in single precision cannot be traced in double: it mixes the two and does not lower.
@@ -19,25 +19,25 @@ def renew(function: Any) -> Any:
     jitted functions among them are followed; anything else is left as it is.
     """
     try:
-        if function not in _RENEWED:
-            _RENEWED[function] = _renew(function, {})
-        return _RENEWED[function]
+        if function not in _MADE:
+            _MADE[function] = _fresh(function, {})
+        return _MADE[function]
     except TypeError:  # neither hashable nor weakly referable: not a plain function
         return function
 
 
-def _renew(value: Any, seen: dict[int, Any]) -> Any:
+def _fresh(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, np.ndarray):
         return seen.setdefault(id(value), value.copy())
     if isinstance(value, functools.partial):
         old = [value.func, *value.args, *value.keywords.values()]
-        func, *rest = new = [_renew(part, seen) for part in old]
+        func, *rest = new = [_fresh(part, seen) for part in old]
         if all(a is b for a, b in zip(old, new, strict=True)):
             return value
         args, values = rest[: len(value.args)], rest[len(value.args) :]
         return functools.partial(func, *args, **dict(zip(value.keywords, values, strict=True)))
     if not isinstance(value, types.FunctionType) and callable(getattr(value, "__wrapped__", None)):
-        inner = _renew(value.__wrapped__, seen)  # jax.jit and the like
+        inner = _fresh(value.__wrapped__, seen)  # jax.jit and the like
         return value if inner is value.__wrapped__ else inner
     if not isinstance(value, types.FunctionType) or id(value) in seen:
         return seen.get(id(value), value)
@@ -45,7 +45,7 @@ def _renew(value: Any, seen: dict[int, Any]) -> Any:
     contents = [_content(cell) for cell in value.__closure__ or ()]
     used = {n: value.__globals__[n] for n in _names(value.__code__) if n in value.__globals__}
     old = [*contents, *(value.__defaults__ or ()), *used.values()]
-    new = [_renew(part, seen) for part in old]
+    new = [_fresh(part, seen) for part in old]
     if all(a is b for a, b in zip(old, new, strict=True)):
         return value
     cells, rest = new[: len(contents)], new[len(contents) :]
