@@ -159,6 +159,27 @@ def scoreboard() -> str:
     return f"{board.caption}\n\n{_markdown(board)}"
 
 
+def solvers() -> str:
+    """What the solvers say of themselves in their class variables."""
+    from pdbo.solvers import SOLVERS
+
+    rows = []
+    for name, kind in SOLVERS.items():
+        refusal = kind().batch_refusal
+        products = "yes" if kind.needs_products else "no"
+        batches = f"no: {refusal}" if refusal else "yes"
+        rows.append((kind.label, f"`{name}`", kind.family, products, batches, kind.citation))
+    header = ("method", "solver", "family", "second-order products", "mini-batches", "reference")
+    return _markdown(Table("", header, rows))
+
+
+def entries() -> str:
+    """The solvers' entries in the reference."""
+    from pdbo.solvers import SOLVERS
+
+    return "\n\n".join(f"::: pdbo.solvers.{name}" for name in SOLVERS)
+
+
 def profiles() -> str:
     """The picture that goes with the scoreboard."""
     return _figures("problems")
@@ -234,7 +255,10 @@ def draw() -> None:
             picture.quantize(64).save(folder / f"{figure.name}.png", optimize=True)
 
 
-TABLES = (speeds, sparse, newsgroups, arrival, estimator, cleaning, scoreboard, profiles, claims)
+TABLES = (
+    speeds, sparse, newsgroups, arrival, estimator, cleaning, scoreboard, solvers, entries,
+    profiles, claims,
+)  # fmt: skip
 
 
 def fill(text: str) -> str:

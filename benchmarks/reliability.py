@@ -31,6 +31,7 @@ import numpy as np
 import pdbo
 from pdbo import _checkpoint
 from pdbo._solution import launch
+from pdbo.solvers import SOLVERS
 
 from . import fuzz
 from .record import FOLDER, write
@@ -372,12 +373,6 @@ def _inner(x: Any, y: Any, data: Any) -> Any:
     return value + jnp.where(_bad(x, data, "g"), data["value"], 0.0)
 
 
-SOLVERS = {
-    "PDBO": pdbo.PDBO, "ProximalPDBO": pdbo.ProximalPDBO, "ITD": pdbo.ITD,
-    "AIDFixedPoint": pdbo.AIDFixedPoint, "AIDConjugateGradient": pdbo.AIDConjugateGradient,
-    "BigSAM": pdbo.BigSAM, "BOME": pdbo.BOME, "F2SA": pdbo.F2SA, "VPBGD": pdbo.VPBGD,
-    "BVFIM": pdbo.BVFIM, "MEHA": pdbo.MEHA, "AutoPDBO": pdbo.AutoPDBO,
-}  # fmt: skip
 _LAST = 60  # steps a run takes, one record at its end
 
 

@@ -58,15 +58,6 @@ SOLVERS = {
 }
 
 
-def test_every_solver_is_here_or_refused():
-    """A solver of the public names runs on batches or says why not."""
-    known = {type(s).__name__ for s in SOLVERS.values()}
-    for name in pdbo.__all__:
-        solver = getattr(pdbo, name)
-        if isinstance(solver, type) and issubclass(solver, pdbo.Solver) and name != "Solver":
-            assert name in known or solver().exact, name
-
-
 def epochs(stream, seed, count):
     """The indices of so many batches, one after the other."""
     cursor, found = stream.begin(jax.random.key(seed)), []

@@ -51,6 +51,13 @@ class BigSAM(HypergradientSolver):
     start anew with them.
     """
 
+    label = "BigSAM+ITD"
+    family = "hypergradient"
+    citation = (
+        "Liu, Mu, Yuan, Zeng & Zhang, A Generic First-Order Algorithmic Framework for "
+        "Bi-Level Programming Beyond Lower-Level Singleton, 2020"
+    )
+
     covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine)
 
     averaging: Array = eqx.field(converter=number, default=0.5)

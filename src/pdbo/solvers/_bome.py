@@ -59,6 +59,13 @@ class BOME(Solver):
     authors' code adds $10^{-8}$, which alone would keep y off a solution by some $10^{-3}$).
     """
 
+    label = "BOME"
+    family = "first-order"
+    citation = (
+        "Ye, Liu, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy: A Simple "
+        "First-Order Approach, 2022"
+    )
+
     primal_step: Array = eqx.field(converter=number, default=0.1)
     inner_step: Array = eqx.field(converter=number, default=0.5)
     inner_steps: int = eqx.field(static=True, default=10)

@@ -79,6 +79,13 @@ class BVFIM(Solver):
     of the gap; $\mu, \theta, \tau$ fall at every iteration, not after several on x.
     """
 
+    label = "BVFIM"
+    family = "first-order"
+    citation = (
+        "Liu, Liu, Yuan, Zeng & Zhang, A Value-Function-based Interior-point Method for "
+        "Non-convex Bi-level Optimization, 2021"
+    )
+
     outer_step: Array = eqx.field(converter=number, default=0.02)
     inner_step: Array = eqx.field(converter=number, default=0.5)
     inner_steps: int = eqx.field(static=True, default=50)

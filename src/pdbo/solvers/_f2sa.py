@@ -57,6 +57,13 @@ class F2SA(Solver):
     constant where the theory's falls, so that $\lambda$ grows like k and not like $k^{1/3}$.
     """
 
+    label = "F2SA"
+    family = "first-order"
+    citation = (
+        "Kwon, Kwon, Wright & Nowak, A Fully First-Order Method for Stochastic Bilevel "
+        "Optimization, 2023"
+    )
+
     inner_step: Array = eqx.field(converter=number, default=0.5)
     inner_steps: int = eqx.field(static=True, default=10)
     outer_ratio: Array = eqx.field(converter=number, default=1.0)

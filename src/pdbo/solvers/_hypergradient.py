@@ -60,6 +60,7 @@ class HypergradientSolver(Solver):
     """
 
     covers: ClassVar[tuple[type[Set], ...]]
+    needs_products = True
 
     outer_step: Array = eqx.field(converter=number, default=0.2)
     inner_step: Array = eqx.field(converter=number, default=0.5)

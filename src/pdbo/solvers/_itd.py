@@ -46,6 +46,13 @@ class ITD(HypergradientSolver):
     minima are many neither start selects among them.
     """
 
+    label = "ITD-R"
+    family = "hypergradient"
+    citation = (
+        "Franceschi, Donini, Frasconi & Pontil, Forward and Reverse Gradient-Based "
+        "Hyperparameter Optimization, 2017"
+    )
+
     covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine)
 
     truncate: int | None = eqx.field(static=True, default=None)

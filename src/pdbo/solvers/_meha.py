@@ -57,6 +57,13 @@ class MEHA(Solver):
     steps are constant.
     """
 
+    label = "MEHA"
+    family = "first-order"
+    citation = (
+        "Liu, Liu, Yao, Zeng & Zhang, Moreau Envelope for Nonconvex Bi-level Optimization: A "
+        "Single-loop and Hessian-free Solution Strategy, 2024"
+    )
+
     x_step: Array = eqx.field(converter=number, default=0.2)
     y_step: Array = eqx.field(converter=number, default=0.2)
     proximal_step: Array = eqx.field(converter=number, default=0.2)

@@ -79,6 +79,13 @@ class PDBO(Solver):
     with constant steps the last iterate is the output unless the average is asked for.
     """
 
+    label = "PDBO"
+    family = "primal-dual"
+    citation = (
+        "Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with "
+        "Multiple Inner Minima, 2022"
+    )
+
     schedule: Schedule
     inner_step: Array
     inner_steps: int = eqx.field(static=True)

@@ -60,6 +60,13 @@ class ProximalPDBO(Solver):
     unless another choice is made.
     """
 
+    label = "Proximal-PDBO"
+    family = "primal-dual"
+    citation = (
+        "Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with "
+        "Multiple Inner Minima, 2022"
+    )
+
     inner: PDBO
     proximal_f: Array
     proximal_h: Array
@@ -99,7 +106,7 @@ class ProximalPDBO(Solver):
         return None if self.rounds is None else self.rounds * self.round_steps
 
     @property
-    def exact(self) -> str:
+    def batch_refusal(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The best round is chosen by a certificate, the last and a random one are not."""
         return 'choose="best" compares certificates' if self.choose == "best" else ""
 

@@ -50,6 +50,10 @@ class VPBGD(Solver):
     divided by $\gamma$, both as in the authors' code.
     """
 
+    label = "VPBGD"
+    family = "first-order"
+    citation = "Shen & Chen, On Penalty-based Bilevel Gradient Descent Method, 2023"
+
     penalty: Array = eqx.field(converter=number, default=10.0)
     primal_step: Array = eqx.field(converter=number, default=0.1)
     inner_step: Array = eqx.field(converter=number, default=0.5)
