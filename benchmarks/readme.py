@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+import pdbo
 from pdbo.experiments._record import Claim, read
 from pdbo.experiments._views import Table
+from pdbo.solvers import SOLVERS
 
 from .record import FOLDER, write
 
@@ -161,8 +163,6 @@ def scoreboard() -> str:
 
 def solvers() -> str:
     """What the solvers say of themselves in their class variables."""
-    from pdbo.solvers import SOLVERS
-
     rows = []
     for name, kind in SOLVERS.items():
         refusal = kind().batch_refusal
@@ -175,9 +175,8 @@ def solvers() -> str:
 
 def entries() -> str:
     """The solvers' entries in the reference."""
-    from pdbo.solvers import SOLVERS
-
-    return "\n\n".join(f"::: pdbo.solvers.{name}" for name in SOLVERS)
+    homes = {name: "pdbo" if name in pdbo.__all__ else "pdbo.solvers" for name in SOLVERS}
+    return "\n\n".join(f"::: {home}.{name}" for name, home in homes.items())
 
 
 def profiles() -> str:

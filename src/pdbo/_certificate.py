@@ -16,7 +16,7 @@ from ._errors import ProblemError
 from ._mesh import everywhere
 from ._minimize import Minimum, minimize
 from ._problem import Problem, check_problem
-from ._sets import Set
+from .sets import Set
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""

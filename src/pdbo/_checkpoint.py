@@ -33,10 +33,10 @@ from ._errors import RESULTS, CheckpointError, CheckpointWarning, ProblemError
 from ._files import replacing
 from ._mesh import agree, everywhere, writes
 from ._problem import Problem, check_problem, has_double, values
-from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch, round_off
 from ._solver import Solver
+from .sets import Set
 from .solvers._auto import AutoPDBO
 from .solvers._streamed import streamed
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._problem import Problem
-from .._sets import Box, Product, Set, Simplex
+from ..sets import Box, Product, Set, Simplex
 from ._entry import Entry
 from ._quadratic import random_quadratic
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, PyTree
 from .. import _trees as trees
 from .._checks import whole_number
 from .._problem import Problem
-from .._sets import Box, Free, NonNegative, Set
 from .._solver import Calls
+from ..sets import Box, Free, NonNegative, Set
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 Operator = Callable[[PyTree], PyTree]

@@ -14,8 +14,8 @@ from jaxtyping import Array, PyTree
 from .. import _trees as trees
 from .._minimize import minimize, search
 from .._problem import Problem
-from .._sets import Free, Set
 from .._solver import Calls, Point, Solver
+from ..sets import Free, Set
 
 LOOK = 30  # inner steps before the units are measured, where x has no say at the start
 FAR = 100.0  # times what moves the inner solution by a unit of y: x is not measured in more

@@ -8,8 +8,8 @@ from jaxtyping import Array, PyTree
 from .. import _trees as trees
 from .._checks import number
 from .._problem import Problem
-from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from .._solver import Calls
+from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 

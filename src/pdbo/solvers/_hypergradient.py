@@ -12,8 +12,8 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._sets import Product, Set
 from .._solver import Calls, Point, Solver
+from ..sets import Product, Set
 from ._descent import descend, inner_slope
 
 

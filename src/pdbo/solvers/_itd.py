@@ -7,8 +7,8 @@ from jaxtyping import Array, PyTree
 from .._checks import whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from .._solver import Calls
+from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 

@@ -12,9 +12,8 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._schedules import Schedule, constant
 from .._solver import Calls, Point, Solver
-from .._theory import Theory
+from ..schedules import Schedule, Theory, constant
 from ._descent import descend, inner_slope
 
 

@@ -14,7 +14,7 @@ from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls, Point, Solver
-from .._theory import Theory
+from ..schedules import Theory
 from ._pdbo import PDBO, PDBOState, Proximal
 
 

@@ -17,6 +17,18 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._errors import ProblemError
 
+__all__ = [
+    "Affine",
+    "Ball",
+    "Box",
+    "Free",
+    "Halfspace",
+    "NonNegative",
+    "Product",
+    "Set",
+    "Simplex",
+]
+
 
 class Set(eqx.Module):
     r"""A closed convex set $S$ of pytrees, each pytree seen as one vector.
