@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from . import _trees as trees
 from ._checks import at_least, check_point, is_number, number
@@ -30,10 +30,10 @@ __all__ = [
 class Steps(NamedTuple):
     r"""What iteration t uses: $1/\eta_t$, $1/\tau_t$, $\theta_t$ and $\gamma_t$."""
 
-    primal: Array
-    dual: Array
-    extrapolation: Array
-    weight: Array
+    primal: Float[Array, ""]
+    dual: Float[Array, ""]
+    extrapolation: Float[Array, ""]
+    weight: Float[Array, ""]
 
 
 class Schedule(eqx.Module):
@@ -47,9 +47,9 @@ class Schedule(eqx.Module):
 class Constant(Schedule):
     """The same steps at every iteration, with output weights t + 1."""
 
-    primal: Array
-    dual: Array
-    extrapolation: Array
+    primal: Float[Array, ""]
+    dual: Float[Array, ""]
+    extrapolation: Float[Array, ""]
 
     def __call__(self, t: Array) -> Steps:
         """The steps of iteration t."""
@@ -229,15 +229,15 @@ class Theory(Schedule):
     is the appendix's.
     """
 
-    mu: Array
-    L_g: Array
-    t0: Array
-    dual_bound: Array
-    inner_step: Array
-    smoothing: Array
-    slack: Array
-    proximal_f: Array
-    proximal_h: Array
+    mu: Float[Array, ""]
+    L_g: Float[Array, ""]
+    t0: Float[Array, ""]
+    dual_bound: Float[Array, ""]
+    inner_step: Float[Array, ""]
+    smoothing: Float[Array, ""]
+    slack: Float[Array, ""]
+    proximal_f: Float[Array, ""]
+    proximal_h: Float[Array, ""]
     constants: Constants
 
     def __call__(self, t: Array) -> Steps:
@@ -292,8 +292,8 @@ def theory(
 ) -> Theory:
     r"""The schedule of the convergence theorem of PDBO, or of Proximal-PDBO's subproblems.
 
-    Use it as `PDBO(schedule=theory(...))`, or `ProximalPDBO(inner=PDBO(schedule=theory(...,
-    proximal=True)))`.
+    Use it as `PDBO.from_theory(theory(...))`, or `ProximalPDBO.from_theory(theory(...,
+    proximal=True))`.
 
     Arguments:
         constants: from `estimate_constants`, or known.
@@ -303,7 +303,9 @@ def theory(
             $B = (D_f + \rho_f D_Z^2)/\delta + 1$.
     """
     if not isinstance(constants, Constants):
-        raise ProblemError(f"constants must be pdbo.Constants, got {type(constants).__name__}.")
+        raise ProblemError(
+            f"constants must be pdbo.schedules.Constants, got {type(constants).__name__}."
+        )
     for name, value in (("smoothing", smoothing), ("slack", slack)):
         if not (is_number(value) and 0 < value < np.inf):
             raise ProblemError(f"{name} must be a positive number in the theory, got {value}.")

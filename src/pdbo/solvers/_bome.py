@@ -5,7 +5,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -18,10 +18,10 @@ from ._descent import descend, inner_slope
 class BOMEState(eqx.Module):
     """Iterate and the multiplier of the last step."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
-    multiplier: Array
+    multiplier: Float[Array, ""]
 
 
 class BOME(Solver):

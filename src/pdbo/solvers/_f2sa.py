@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -15,11 +15,11 @@ from ._descent import descend, inner_slope
 class F2SAState(eqx.Module):
     """x, the two inner sequences and the multiplier of the next iteration."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     z: PyTree
-    multiplier: Array
+    multiplier: Float[Array, ""]
 
 
 class F2SA(Solver):

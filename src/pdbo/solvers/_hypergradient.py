@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -32,7 +32,7 @@ class HypergradientState(eqx.Module):
     where the outer step is plain.
     """
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     hypergradient: PyTree

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number
@@ -14,7 +14,7 @@ from .._solver import Calls, Point, Solver
 class MEHAState(eqx.Module):
     """Iterate and the estimate of the proximal point of y."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     theta: PyTree

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -15,7 +15,7 @@ from ._descent import descend, inner_slope
 class VPBGDState(eqx.Module):
     """Iterate and the inner estimate, which persists."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     y_hat: PyTree
