@@ -175,8 +175,12 @@ def solvers() -> str:
 
 def entries() -> str:
     """The solvers' entries in the reference."""
-    homes = {name: "pdbo" if name in pdbo.__all__ else "pdbo.solvers" for name in SOLVERS}
-    return "\n\n".join(f"::: {home}.{name}" for name, home in homes.items())
+    lines = []
+    for name, kind in SOLVERS.items():
+        home = "pdbo" if name in pdbo.__all__ else "pdbo.solvers"
+        members = "\n    options: {members: [from_theory]}" if hasattr(kind, "from_theory") else ""
+        lines.append(f"::: {home}.{name}{members}")
+    return "\n\n".join(lines)
 
 
 def profiles() -> str:

@@ -337,7 +337,8 @@ def _move(problem: Problem, state: AutoState) -> AutoState:
     d = step_for(mix)
     weight = (1 + jnp.sum(mix)) * L_f  # L_f + sum of multipliers * L_h
     residual = weight * jnp.linalg.norm(d)
-    noise = Free().scatter(_index(state), jnp.zeros_like(z), (3 / z.size) ** 0.5)  # of length one
+    # of length one
+    noise = Free().hashed_point(_index(state), jnp.zeros_like(z), (3 / z.size) ** 0.5)
     width = jnp.minimum(jnp.sqrt(slack / L_h), radius)  # of the relaxation
     kicked = project(z + d + KICK * width * noise) - z
     d = jnp.where(state.kick, kicked, d)
@@ -791,7 +792,9 @@ def _index(state: AutoState) -> Array:
 def _draw(problem: Problem, y: PyTree, unit: Array, index: Array, count: int) -> Array:
     """Points spread over Y, ravelled; within a few units of y where Y is unbounded."""
     indices = index + jnp.arange(count, dtype=jnp.uint32)
-    return jax.vmap(lambda i: ravel_pytree(problem.y_set.scatter(i, y, AROUND * unit))[0])(indices)
+    return jax.vmap(lambda i: ravel_pytree(problem.y_set.hashed_point(i, y, AROUND * unit))[0])(
+        indices
+    )
 
 
 class _Units(NamedTuple):
@@ -810,7 +813,7 @@ def _units(problem: Problem, x: PyTree, y: PyTree, seed: Array) -> _Units:
     eps = float(jnp.finfo(flat_y.dtype).eps)
 
     def aside(z: Array) -> Array:
-        v = Free().scatter(seed, jnp.zeros_like(z), 1)
+        v = Free().hashed_point(seed, jnp.zeros_like(z), 1)
         size = jnp.linalg.norm(z)
         return eps ** (1 / 3) * jnp.where(size > 0, size, 1) * v / jnp.linalg.norm(v)
 
