@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import runpy
+import sys
 from typing import Any
 
 import numpy as np
@@ -282,10 +283,21 @@ def pages() -> list[pathlib.Path]:
     return [page for page in found if "python -m benchmarks.readme -->" in page.read_text()]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The tables, and the pictures unless asked for the tables alone."""
+    if sys.argv[1:] != ["tables"]:
+        pictures()
+    for page in pages():
+        page.write_text(fill(page.read_text()))
+
+
+def pictures() -> None:
+    """The figures of the records, and the toy's from a run of the example."""
     toy = runpy.run_path(str(ROOT / "examples" / "toy.py"))
     settings = {"start": [2.0, [0.5, 0.5]], "steps": 100, "solvers": list(toy["solvers"])}
     print("kept in", write("toy", settings, toy["main"](str(ROOT / "docs" / "toy.png"))))
     draw()
-    for page in pages():
-        page.write_text(fill(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -91,9 +91,7 @@ def copy(tmp_path_factory):
     text = (solvers / "__init__.py").read_text()
     end = list(re.finditer(r"^from \..* import .*\n", text, re.M))[-1].end()
     (solvers / "__init__.py").write_text(text[:end] + LINE + text[end:])
-    code = "from benchmarks.readme import fill, pages\n"
-    code += "for page in pages(): page.write_text(fill(page.read_text()))"
-    run(root, "-c", code)
+    run(root, "-m", "benchmarks.readme", "tables")
     return root
 
 

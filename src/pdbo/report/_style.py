@@ -43,6 +43,7 @@ _METHODS = {
     "MEHA": Style(13, (4, 1.5, 1.5, 1.5), 2.0),
 }
 _OTHER = Style(6, (5, 3), 1.5)
+_SPARE = ((3, 1), (8, 3), (2, 4), (9, 2, 3, 2))
 _AGAIN = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2))
 
 
@@ -65,13 +66,10 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
 
 
 def _assigned(method: str) -> Style:
-    """The style of a method without a row above: always the same, and no row's."""
-    taken = {style.slot: style.dash for name, style in _METHODS.items() if name != "fit"}
-    slots = sorted(taken)
-    number = zlib.crc32(method.encode())
-    slot = slots[number % len(slots)]
-    dashes = [dash for dash in _AGAIN if dash != taken[slot]]
-    return Style(slot, dashes[number // len(slots) % len(dashes)], 2.0)
+    """The style of a method without a row above: always the same, with a dash that no row has."""
+    slots = sorted({style.slot for name, style in _METHODS.items() if name != "fit"})
+    dash, slot = divmod(zlib.crc32(method.encode()), len(slots))
+    return Style(slots[slot], _SPARE[dash % len(_SPARE)], 2.0)
 
 
 def on_log(values: np.ndarray) -> np.ndarray:
