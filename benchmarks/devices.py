@@ -150,7 +150,7 @@ def answer(text: str) -> None:
     if processes == 1:
         print(json.dumps(globals()[function](*arguments)))
         return
-    with pdbo.distributed(where, processes, rank, heartbeat=HEARTBEAT):
+    with pdbo.hosts.distributed(where, processes, rank, heartbeat=HEARTBEAT):
         print(json.dumps(globals()[function](*arguments)))
 
 

@@ -139,7 +139,9 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
     curvature = 0.25 * float(np.linalg.eigvalsh(X.T @ X)[-1]) + float(np.exp(x0["level"]))
     results: dict[str, Any] = {"start": {"held_out_loss": loss(x0)}}
     families = {
-        "AIDConjugateGradient": lambda s: pdbo.AIDConjugateGradient(s, 1 / curvature, 20, 20),
+        "AIDConjugateGradient": lambda s: pdbo.solvers.AIDConjugateGradient(
+            s, 1 / curvature, 20, 20
+        ),
         "PDBO": lambda s: pdbo.PDBO(s, 1e-3, 1 / curvature, 5),
         "AutoPDBO": lambda s: pdbo.AutoPDBO(),
     }

@@ -5,12 +5,15 @@ import json
 import pathlib
 import re
 import runpy
+import sys
 from typing import Any
 
 import numpy as np
 
+import pdbo
 from pdbo.experiments._record import Claim, read
 from pdbo.experiments._views import Table
+from pdbo.solvers import SOLVERS
 
 from .record import FOLDER, write
 
@@ -159,6 +162,28 @@ def scoreboard() -> str:
     return f"{board.caption}\n\n{_markdown(board)}"
 
 
+def solvers() -> str:
+    """What the solvers say of themselves in their class variables."""
+    rows = []
+    for name, kind in SOLVERS.items():
+        refusal = kind().batch_refusal
+        products = "yes" if kind.needs_products else "no"
+        batches = f"no: {refusal}" if refusal else "yes"
+        rows.append((kind.label, f"`{name}`", kind.family, products, batches, kind.citation))
+    header = ("method", "solver", "family", "second-order products", "mini-batches", "reference")
+    return _markdown(Table("", header, rows))
+
+
+def entries() -> str:
+    """The solvers' entries in the reference."""
+    lines = []
+    for name, kind in SOLVERS.items():
+        home = "pdbo" if name in pdbo.__all__ else "pdbo.solvers"
+        members = "\n    options: {members: [from_theory]}" if hasattr(kind, "from_theory") else ""
+        lines.append(f"::: {home}.{name}{members}")
+    return "\n\n".join(lines)
+
+
 def profiles() -> str:
     """The picture that goes with the scoreboard."""
     return _figures("problems")
@@ -234,7 +259,10 @@ def draw() -> None:
             picture.quantize(64).save(folder / f"{figure.name}.png", optimize=True)
 
 
-TABLES = (speeds, sparse, newsgroups, arrival, estimator, cleaning, scoreboard, profiles, claims)
+TABLES = (
+    speeds, sparse, newsgroups, arrival, estimator, cleaning, scoreboard, solvers, entries,
+    profiles, claims,
+)  # fmt: skip
 
 
 def fill(text: str) -> str:
@@ -255,10 +283,21 @@ def pages() -> list[pathlib.Path]:
     return [page for page in found if "python -m benchmarks.readme -->" in page.read_text()]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The tables, and the pictures unless asked for the tables alone."""
+    if sys.argv[1:] != ["tables"]:
+        pictures()
+    for page in pages():
+        page.write_text(fill(page.read_text()))
+
+
+def pictures() -> None:
+    """The figures of the records, and the toy's from a run of the example."""
     toy = runpy.run_path(str(ROOT / "examples" / "toy.py"))
     settings = {"start": [2.0, [0.5, 0.5]], "steps": 100, "solvers": list(toy["solvers"])}
     print("kept in", write("toy", settings, toy["main"](str(ROOT / "docs" / "toy.png"))))
     draw()
-    for page in pages():
-        page.write_text(fill(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,7 @@ import numpy as np
 import pdbo
 from pdbo import _checkpoint
 from pdbo._solution import launch
+from pdbo.solvers import SOLVERS
 
 from . import fuzz
 from .record import FOLDER, write
@@ -55,7 +56,7 @@ KEPT = {  # runs with an average, with draws from a key, and with all that AutoP
 }
 
 
-def run(kind: str, folder: Any = None, steps: int = 400) -> pdbo.Solution:
+def run(kind: str, folder: Any = None, steps: int = 400) -> pdbo.results.Solution:
     """A run of a hundred records or so, a checkpoint at each."""
     x0, y0 = START
     return pdbo.solve(
@@ -67,7 +68,7 @@ def run(kind: str, folder: Any = None, steps: int = 400) -> pdbo.Solution:
 toy_ = toy()
 
 
-def contents(solution: pdbo.Solution) -> dict[str, bytes]:
+def contents(solution: pdbo.results.Solution) -> dict[str, bytes]:
     """All there is of a solution, as bytes by name."""
     header, arrays = _checkpoint._pack(solution)
     point = {"x": solution.x, "y": solution.y, "multiplier": solution.multiplier}
@@ -245,7 +246,7 @@ def damage(count: int = 1000, seed: int = 0, resumed: int = 7) -> dict[str, Any]
             tally[f"way: {way}"] += 1
             if number % resumed == 0 and found is not None:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", pdbo.CheckpointWarning)
+                    warnings.simplefilter("ignore", pdbo.errors.CheckpointWarning)
                     if contents(run("ProximalPDBO", work)) != expected:
                         raise Fault(f"{way}: the run resumed is another")
                 tally["resumed to the same end"] += 1
@@ -294,28 +295,28 @@ def _harm(
         path.write_bytes(content)
 
 
-def _load(folder: pathlib.Path) -> tuple[str, pdbo.Solution | None]:
+def _load(folder: pathlib.Path) -> tuple[str, pdbo.results.Solution | None]:
     """What is said and what is found by loading from a folder."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             found = pdbo.load(folder, toy_, KEPT["ProximalPDBO"]())
-        except pdbo.CheckpointError as error:
+        except pdbo.errors.CheckpointError as error:
             return str(error), None
     return " ".join(str(w.message) for w in said), found
 
 
-def _resume(folder: pathlib.Path) -> tuple[str, pdbo.Solution | None]:
+def _resume(folder: pathlib.Path) -> tuple[str, pdbo.results.Solution | None]:
     try:
         return "", run("ProximalPDBO", folder)
-    except pdbo.CheckpointError as error:
+    except pdbo.errors.CheckpointError as error:
         return str(error), None
 
 
 # Values that are not finite
 
 
-class Poisoned(pdbo.Set):
+class Poisoned(pdbo.sets.Set):
     """The whole space, with a projection that fails from some reading of the clock on."""
 
     limit: Any
@@ -369,12 +370,6 @@ def _inner(x: Any, y: Any, data: Any) -> Any:
     return value + jnp.where(_bad(x, data, "g"), data["value"], 0.0)
 
 
-SOLVERS = {
-    "PDBO": pdbo.PDBO, "ProximalPDBO": pdbo.ProximalPDBO, "ITD": pdbo.ITD,
-    "AIDFixedPoint": pdbo.AIDFixedPoint, "AIDConjugateGradient": pdbo.AIDConjugateGradient,
-    "BigSAM": pdbo.BigSAM, "BOME": pdbo.BOME, "F2SA": pdbo.F2SA, "VPBGD": pdbo.VPBGD,
-    "BVFIM": pdbo.BVFIM, "MEHA": pdbo.MEHA, "AutoPDBO": pdbo.AutoPDBO,
-}  # fmt: skip
 _LAST = 60  # steps a run takes, one record at its end
 
 
@@ -402,7 +397,7 @@ def nonfinite(
     return {"iterations": [min(iterations), max(iterations)], **tally}
 
 
-def _clock(name: str) -> tuple[pdbo.State, np.ndarray]:
+def _clock(name: str) -> tuple[pdbo.results.State, np.ndarray]:
     """The start of a solver's run, and the clock at each of its iterations."""
     start = {"clock": jnp.zeros(()), "w": jnp.full(2, 0.5)}, jnp.full(2, 0.7)
     clean = clocked()
@@ -414,7 +409,7 @@ def _clock(name: str) -> tuple[pdbo.State, np.ndarray]:
 
 def _poison(
     name: str,
-    first: pdbo.State,
+    first: pdbo.results.State,
     clock: np.ndarray,
     place: str,
     value: float,
@@ -561,7 +556,7 @@ if os.getuid() == 0:
     os.setgid(65534), os.setuid(65534)
 try:
     reliability.run("PDBO", sys.argv[1], steps=40)
-except pdbo.CheckpointError as error:
+except pdbo.errors.CheckpointError as error:
     print(error)
 """
 

@@ -127,8 +127,8 @@ def iterations(turns: int) -> dict[str, Any]:
     N = INNER_STEPS
     solvers = {
         "PDBO": pdbo.PDBO(10.0, 0.001, 10.0, N, smoothing=1e-8),
-        "ITD": pdbo.ITD(10.0, 10.0, N),
-        "AIDFixedPoint": pdbo.AIDFixedPoint(10.0, 10.0, N, linear_steps=N),
+        "ITD": pdbo.solvers.ITD(10.0, 10.0, N),
+        "AIDFixedPoint": pdbo.solvers.AIDFixedPoint(10.0, 10.0, N, linear_steps=N),
     }
     found: dict[str, Any] = {}
     for name, solver in solvers.items():

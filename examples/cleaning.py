@@ -38,7 +38,7 @@ def training(x, w, data):
 
 problem = pdbo.Problem(lambda x, w, data: jnp.mean(losses(w, data["valid"])), training, data)
 x0, y0 = jnp.zeros(TRAIN), jnp.zeros((64, 10))
-solver = pdbo.AIDConjugateGradient(500.0, inner_step=1.0, inner_steps=20, linear_steps=10)
+solver = pdbo.solvers.AIDConjugateGradient(500.0, inner_step=1.0, inner_steps=20, linear_steps=10)
 
 if __name__ == "__main__":
     sol = pdbo.solve(problem, x0, y0, solver, steps=150, every=150)

@@ -35,7 +35,7 @@ problem = pdbo.Problem(
     x_set=pdbo.Box(-4.0, 4.0),  # x are the logarithms of the penalties
 )
 x0, y0 = jnp.zeros(FEATURES), jnp.zeros(FEATURES)
-solver = pdbo.AIDConjugateGradient(1.0, inner_step=0.08, inner_steps=20, linear_steps=20)
+solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=0.08, inner_steps=20, linear_steps=20)
 
 
 def one_for_all():

@@ -42,7 +42,7 @@ def worst(x, w, data):
 
 problem = pdbo.Problem(worst, training, (train, valid), x_set=pdbo.Simplex(1.0))
 x0, y0 = SIZES / SIZES.sum(), jnp.zeros(2)  # by size: every example counts the same
-solver = pdbo.AIDConjugateGradient(1.0, inner_step=1.0, inner_steps=10, linear_steps=5)
+solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=1.0, inner_steps=10, linear_steps=5)
 
 if __name__ == "__main__":
     sol = pdbo.solve(problem, x0, y0, solver)

@@ -15,8 +15,8 @@ problem = pdbo.Problem(
 x0, y0 = 2.0, jnp.array([0.5, 0.5])  # the start, for `pdbo solve examples/toy.py:problem` too
 solvers = {
     "PDBO": pdbo.PDBO(primal_step=0.2, dual_step=0.1, inner_step=0.5, inner_steps=5),
-    "AID-FP (implicit)": pdbo.AIDFixedPoint(outer_step=0.2, inner_step=0.5, inner_steps=5),
-    "ITD-R (unrolled)": pdbo.ITD(outer_step=0.2, inner_step=0.5, inner_steps=5),
+    "AID-FP (implicit)": pdbo.solvers.AIDFixedPoint(outer_step=0.2, inner_step=0.5, inner_steps=5),
+    "ITD-R (unrolled)": pdbo.solvers.ITD(outer_step=0.2, inner_step=0.5, inner_steps=5),
 }
 
 COLORS = {"PDBO": "#0072B2", "AID-FP (implicit)": "#D55E00", "ITD-R (unrolled)": "#009E73"}

@@ -58,15 +58,6 @@ SOLVERS = {
 }
 
 
-def test_every_solver_is_here_or_refused():
-    """A solver of the public names runs on batches or says why not."""
-    known = {type(s).__name__ for s in SOLVERS.values()}
-    for name in pdbo.__all__:
-        solver = getattr(pdbo, name)
-        if isinstance(solver, type) and issubclass(solver, pdbo.Solver) and name != "Solver":
-            assert name in known or solver().exact, name
-
-
 def epochs(stream, seed, count):
     """The indices of so many batches, one after the other."""
     cursor, found = stream.begin(jax.random.key(seed)), []
@@ -272,7 +263,9 @@ def test_data_on_disk_give_the_same_run(on_disk):
         for inner in (in_memory, on_disk, Source(N, take))
     ]  # fmt: skip
     for other in found[1:]:
-        assert jax.tree.all(jax.tree.map(np.array_equal, found[0].state.solver_state, other.state.solver_state))
+        assert jax.tree.all(
+            jax.tree.map(np.array_equal, found[0].state.solver_state, other.state.solver_state)
+        )
         assert np.allclose(found[0].certificate.eps, other.certificate.eps, rtol=1e-9)
     assert max(most) <= 25  # never more at a time than a chunk
     assert any(name.startswith("pdbo-source") for name in threads)  # fetched ahead

@@ -5,7 +5,7 @@ solver, so that each solver is compiled a few times only.
 """
 
 import functools
-import inspect
+import re
 
 import equinox as eqx
 import jax
@@ -16,13 +16,11 @@ from jax.flatten_util import ravel_pytree
 
 import cases
 import pdbo
+from pdbo import _catalogue
 from pdbo import _trees as trees
+from pdbo.solvers._streamed import streamed
 
-PUBLIC = [
-    value
-    for value in (getattr(pdbo, name) for name in sorted(set(dir(pdbo))))
-    if isinstance(value, type) and issubclass(value, pdbo.Solver) and not inspect.isabstract(value)
-]
+PUBLIC = list(pdbo.solvers.SOLVERS.values())
 
 
 def penalised():
@@ -48,12 +46,23 @@ HOME = {
     pdbo.ProximalPDBO: lambda: pdbo.ProximalPDBO(penalised(), round_steps=20),
     pdbo.VPBGD: lambda: pdbo.VPBGD(penalty=2e3, primal_step=0.8),
 }
-SECOND_ORDER = {pdbo.AIDConjugateGradient, pdbo.AIDFixedPoint, pdbo.BigSAM, pdbo.ITD}
 AUTO = {"AutoPDBO"}  # draws at random, and refuses a step to where f or g is not finite
 
 
 def home(kind):
     return HOME.get(kind, kind)()
+
+
+ROWS = np.random.default_rng(0).normal(size=(6, 3))
+
+
+def rows_f(x, y, data):
+    return 0.5 * jnp.mean(jnp.sum((y - data["rows"]) ** 2, 1)) + 0.25 * jnp.sum(x**2)
+
+
+def rows_g(x, y, data):
+    apart = y - jnp.stack([x[0], x[1], x[0] - x[1]]) - 0.1 * data["rows"]
+    return 0.4 * jnp.mean(jnp.sum(apart**2, 1))
 
 
 @pytest.fixture(scope="module", params=PUBLIC, ids=lambda kind: kind.__name__)
@@ -77,6 +86,31 @@ def test_every_public_solver_has_a_home():
     assert len(PUBLIC) >= 11 and set(HOME) <= set(PUBLIC)
     for kind in PUBLIC:
         assert type(home(kind)) is kind  # one left out of the table can be made without arguments
+
+
+def test_says_what_it_is(kind):
+    """In class variables, which the catalogue reads from the source without importing JAX."""
+    assert kind.family in {"automatic", "primal-dual", "hypergradient", "first-order"}
+    assert kind.label and re.search(r", \d{4}$", kind.citation)
+    card = _catalogue.cards()[kind.__name__]
+    assert card == (kind.label, kind.family)
+    assert _catalogue.names() == tuple(pdbo.solvers.SOLVERS)
+    assert isinstance(kind.prefers_double, bool)
+
+
+def test_runs_on_mini_batches_or_says_why_not(kind):
+    """A batch of everything is the problem itself."""
+    whole = pdbo.Problem(rows_f, rows_g, {"rows": ROWS})
+    split = pdbo.Problem(rows_f, rows_g, pdbo.Batches({"rows": ROWS}, {"rows": ROWS}, 6))
+    start, solver = (jnp.asarray(cases.X0), jnp.asarray(cases.Y0)), home(kind)
+    if solver.batch_refusal:
+        with pytest.raises(pdbo.ProblemError, match=re.escape(solver.batch_refusal)):
+            streamed(split, solver)
+        return
+    ours = cases.iterate(split, streamed(split, solver), *start, 3).solver
+    theirs = cases.iterate(whole, solver, *start, 3)
+    close(solver.output(ours), solver.output(theirs), rtol=1e-9)
+    assert not np.allclose(solver.output(ours).y, cases.Y0)
 
 
 def test_converges(kind):
@@ -234,7 +268,7 @@ def test_takes_no_second_derivative(kind):
 
     start = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
     trace = functools.partial(eqx.filter_eval_shape, run, *start)
-    if kind in SECOND_ORDER:
+    if kind.needs_products:
         with pytest.raises(AssertionError, match="second derivative"):
             trace()
     else:

@@ -77,9 +77,12 @@ def test_the_toy_example_shows_who_stops():
 
 
 def public():
-    """Every name a user may call, with its module."""
+    """Every name a user may call, with its module: the top one where it is there for daily use."""
     pytest.importorskip("sklearn")
     names = {f"pdbo.{name}" for name in pdbo.__all__}
+    for home, listed in pdbo._ELSEWHERE.items():
+        names |= {f"pdbo.{home}.{name}" for name in listed.split()}
+    names |= {f"pdbo.solvers.{name}" for name in pdbo.solvers.SOLVERS if name not in pdbo.__all__}
     for module in (pdbo.linear, pdbo.orbax, pdbo.problems, pdbo.sklearn):
         home = module.__name__
         for name, value in vars(module).items():

@@ -403,7 +403,9 @@ def test_restart(solver):
     twice = pdbo.solve(problem, state=half.state, steps=15, every=5, tol=0)
     assert twice.steps == once.steps == 30
     for a, b in zip(
-        jax.tree.leaves(once.state.solver_state), jax.tree.leaves(twice.state.solver_state), strict=True
+        jax.tree.leaves(once.state.solver_state),
+        jax.tree.leaves(twice.state.solver_state),
+        strict=True,
     ):
         assert np.array_equal(a, b)
 

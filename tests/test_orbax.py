@@ -32,9 +32,9 @@ TOGETHER = """
         if save == "save":
             problem = pdbo.Problem(lambda x, y, d: 0.0, lambda x, y, d: 0.0, ARRAYS)
             tree = pdbo.shard(problem, split={"rows": True, "labels": True, "scale": False}).data
-            pdbo.orbax.save(folder, tree)
+            pdbo.orbax.save_arrays(folder, tree)
         else:
-            tree = pdbo.orbax.load(folder)
+            tree = pdbo.orbax.load_arrays(folder)
         assert not tree["rows"].is_fully_addressable
         shards = tree["rows"].addressable_shards
         held = [(s.index[0].start or 0, np.asarray(s.data)) for s in shards]
@@ -56,7 +56,7 @@ def test_another_number_of_hosts_reads_it(tmp_path):
     folder = tmp_path / "arrays"
     assert run(folder, "save", 2) == [[6, 3.0]] * 2
     assert run(folder, "load", 3) == [[4, 3.0]] * 3
-    found = pdbo.orbax.load(folder)
+    found = pdbo.orbax.load_arrays(folder)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(ARRAYS), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
@@ -65,7 +65,7 @@ def test_another_number_of_hosts_reads_it(tmp_path):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("orbax") / "arrays"
-    pdbo.orbax.save(folder, {"x": jnp.arange(5000.0) ** 0.5})
+    pdbo.orbax.save_arrays(folder, {"x": jnp.arange(5000.0) ** 0.5})
     return folder
 
 
@@ -82,7 +82,7 @@ def test_damage_is_never_passed_over(saved):
             bad[draw.randrange(len(bad))] ^= 1 << draw.randrange(8)
             file.write_bytes(bad)
             try:
-                found = pdbo.orbax.load(saved)
+                found = pdbo.orbax.load_arrays(saved)
                 np.testing.assert_array_equal(found["x"], np.arange(5000.0) ** 0.5)
             except pdbo.CheckpointError as error:
                 assert str(saved) in str(error)
@@ -93,11 +93,11 @@ def test_damage_is_never_passed_over(saved):
 
 def test_wrong_use_is_one_sentence(saved, tmp_path, monkeypatch):
     with pytest.raises(pdbo.CheckpointError, match="is there already"):
-        pdbo.orbax.save(saved, {"x": jnp.zeros(3)})
+        pdbo.orbax.save_arrays(saved, {"x": jnp.zeros(3)})
     with pytest.raises(pdbo.CheckpointError, match="there is no folder"):
-        pdbo.orbax.load(tmp_path / "nowhere")
+        pdbo.orbax.load_arrays(tmp_path / "nowhere")
     with pytest.raises(pdbo.CheckpointError, match="cannot be read"):
-        pdbo.orbax.load(pathlib.Path(__file__).parent)
+        pdbo.orbax.load_arrays(pathlib.Path(__file__).parent)
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(pdbo.CheckpointError, match="pip install 'pdbo\\[orbax\\]'"):
-        pdbo.orbax.load(saved)
+        pdbo.orbax.load_arrays(saved)

@@ -1,5 +1,6 @@
 """What a newcomer meets first: import, names, version, metadata."""
 
+import importlib
 import importlib.metadata
 import pathlib
 import re
@@ -35,11 +36,26 @@ def test_names_are_the_table_of_contents():
     """The names for type checkers, loaded lazily at run time, are one list."""
     text = pathlib.Path(pdbo.__file__).read_text()
     listed = re.findall(r"^    from \.\w+ import (\w+) as \1$", text, re.M)
-    assert sorted(listed) == pdbo.__all__
-    for name in pdbo.__all__:
+    assert sorted(listed) == sorted(pdbo._HOMES)
+    assert set(pdbo.__all__) < set(listed) and len(pdbo.__all__) <= 25
+    for name in listed:
         assert getattr(pdbo, name).__name__ == name
+    assert re.findall(r"^    from \. import (\w+) as \1$", text, re.M) == list(pdbo._SUBMODULES)
+    assert dir(pdbo) == sorted(["__version__", *pdbo.__all__, *pdbo._SUBMODULES])
     with pytest.raises(AttributeError, match="no attribute 'Sovler'"):
         _ = pdbo.Sovler
+
+
+def test_names_of_a_submodule_are_the_same_ones_at_the_top():
+    """All that used to be there still answers, and nothing is public in one place only by luck."""
+    for module, names in pdbo._ELSEWHERE.items():
+        home = importlib.import_module(f"pdbo.{module}")
+        for name in names.split():
+            assert getattr(home, name) is getattr(pdbo, name)
+    for module in ("data", "errors", "hosts", "results", "schedules", "sets"):
+        home = importlib.import_module(f"pdbo.{module}")
+        listed = getattr(home, "__all__", None) or [n for n in vars(home) if not n.startswith("_")]
+        assert all(getattr(pdbo, name) is getattr(home, name) for name in listed)
 
 
 def test_import_costs_at_most_half_a_second_more_than_jax():
@@ -61,7 +77,7 @@ def test_version_is_said_once():
 
 def test_is_typed_and_documented():
     assert (pathlib.Path(pdbo.__file__).parent / "py.typed").exists()
-    for name in pdbo.__all__:
+    for name in (*pdbo._HOMES, *pdbo._SUBMODULES):
         assert getattr(pdbo, name).__doc__, name
 
 

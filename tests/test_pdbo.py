@@ -1,5 +1,6 @@
 """PDBO and Proximal-PDBO: the paper's toy, plain transcriptions, rounds and parameters."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,7 +141,7 @@ def test_theory_schedule_is_the_appendix():
     assert float(steps.weight) == pytest.approx(4 + t0)
     assert float(th(jnp.array(0)).dual) == 0
     sol = pdbo.solve(
-        Quadratic.problem, *START, pdbo.PDBO(schedule=th, inner_start=FIXED), steps=15, tol=0
+        Quadratic.problem, *START, pdbo.PDBO.from_theory(th, inner_start=FIXED), steps=15, tol=0
     )
     schedule = lambda t: (
         2 / (0.5 * (t + t0 + 1)),
@@ -162,9 +163,13 @@ def test_proximal_theory_is_the_appendix():
     assert float(th.t0) == pytest.approx((6 * 2 + 4 * bound * rho_h) / 2)
     assert float(th.mu) == 2.0
     assert float(th.proximal_h) == pytest.approx((2 * 0.5 * 1.5 + 1.5**2) / (2 * 0.5))
-    solver = pdbo.ProximalPDBO(pdbo.PDBO(schedule=th))
+    solver = pdbo.ProximalPDBO.from_theory(th)
     assert float(solver.proximal_f) == 2.0
     assert float(solver.proximal_h) == pytest.approx(float(th.proximal_h))
+    # a schedule of the theory supplies the numbers that are not given
+    assert eqx.tree_equal(pdbo.PDBO(schedule=th), pdbo.PDBO.from_theory(th))
+    assert eqx.tree_equal(pdbo.ProximalPDBO(pdbo.PDBO(schedule=th)), solver)
+    assert float(pdbo.ProximalPDBO(pdbo.PDBO(schedule=th), proximal_f=0.5).proximal_f) == 0.5
 
 
 def test_random_round_is_uniform_and_from_the_key():

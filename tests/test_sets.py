@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize, nnls
 
 from pdbo._errors import ProblemError
-from pdbo._sets import (
+from pdbo.sets import (
     Affine,
     Ball,
     Box,
@@ -982,6 +982,6 @@ def test_sets_are_abstract_or_final_and_frozen():
 
 
 def test_import_starts_no_backend():
-    code = "import pdbo._sets as s; s.Free(); s.NonNegative()"
+    code = "import pdbo.sets as s; s.Free(); s.NonNegative()"
     environment = {**os.environ, "JAX_PLATFORMS": "no_such_platform"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

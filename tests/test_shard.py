@@ -39,9 +39,8 @@ AGREE = """
     # the entries together, relative to the largest of them, eps
     parts = [{"multiplier": c.pop("multiplier"), "entries": list(c.values())} for c in found]
     apart["certify"] = worst(*parts)
-    for name in pdbo._NAMES["solvers"].split():
-        made = getattr(pdbo, name)
-        if made is pdbo.AutoPDBO or not issubclass(made, pdbo.Solver) or made is pdbo.Solver:
+    for name, made in pdbo.solvers.SOLVERS.items():
+        if made is pdbo.AutoPDBO:
             continue  # AutoPDBO compiles for long: benchmarks/devices.py has it
         solver = made()
         both = [solver.output(iterate(p, solver, x, y, 2)) for p in (sharded, plain)]

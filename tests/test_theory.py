@@ -20,7 +20,7 @@ def errors(solution):
 
 
 def run(steps, inner_steps, **options):
-    solver = pdbo.PDBO(schedule=THEORY, inner_steps=inner_steps, multiplier0=0.0, **options)
+    solver = pdbo.PDBO.from_theory(THEORY, inner_steps=inner_steps, multiplier0=0.0, **options)
     return pdbo.solve(PROBLEM, 0.0, jnp.zeros(2), solver, steps=steps, every=steps, tol=0)
 
 
@@ -65,11 +65,7 @@ def test_kkt_residual_of_proximal_pdbo_falls_like_one_over_K():
     assert constants.mu < 0  # f is not convex
     schedule = pdbo.theory(constants, smoothing=ALPHA, slack=DELTA, proximal=True)
     rounds, steps = 256, 2000
-    solver = pdbo.ProximalPDBO(
-        pdbo.PDBO(schedule=schedule, inner_steps=30, multiplier0=0.0),
-        rounds=rounds,
-        round_steps=steps,
-    )
+    solver = pdbo.ProximalPDBO.from_theory(schedule, rounds, steps, inner_steps=30, multiplier0=0.0)
     sol = pdbo.solve(
         problem,
         0.0,
@@ -139,6 +135,8 @@ def test_constants_of_the_toy_in_a_ball_around_the_start():
             "needs finite constants, but D_Z is not",
         ),
         (lambda: pdbo.PDBO(schedule=THEORY, slack=0.1), "come from the theory schedule"),
+        (lambda: pdbo.PDBO.from_theory(CONSTANTS), "theory must be made by .*, got Constants"),
+        (lambda: pdbo.ProximalPDBO.from_theory(THEORY), "needs theory.*proximal=True"),
         (lambda: THEORY.kkt_bound(1, 1, 1), "belongs to Proximal-PDBO"),
         (
             lambda: pdbo.estimate_constants(PROBLEM, 0.0, jnp.zeros(2), samples=1),

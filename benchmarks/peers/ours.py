@@ -37,7 +37,7 @@ def problem_of(family: str, data: Any) -> pdbo.Problem:
 def compiled(family: str, settings: str) -> tuple[Any, Any, Any]:
     """The solver, its `init` and a loop of its `step`; kept, so that nothing compiles twice."""
     named = json.loads(settings)
-    solver = getattr(pdbo, named["solver"])(**named.get("options", {}))
+    solver = getattr(pdbo.solvers, named["solver"])(**named.get("options", {}))
     batched = named.get("batched", False)
 
     @jax.jit

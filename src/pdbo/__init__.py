@@ -3,46 +3,58 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the table of contents; names are loaded when they are first used
+if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are first used
+    from . import data as data
+    from . import errors as errors
+    from . import hosts as hosts
+    from . import linear as linear
+    from . import orbax as orbax
+    from . import problems as problems
+    from . import results as results
+    from . import schedules as schedules
+    from . import sets as sets
+    from . import sklearn as sklearn
+    from . import solvers as solvers
     from ._batches import Batches as Batches
-    from ._batches import Source as Source
-    from ._certificate import Certificate as Certificate
     from ._certify import certify as certify
     from ._checkpoint import load as load
     from ._checkpoint import save as save
-    from ._compare import Comparison as Comparison
     from ._compare import compare as compare
     from ._errors import RESULTS as RESULTS
-    from ._errors import CheckpointError as CheckpointError
-    from ._errors import CheckpointWarning as CheckpointWarning
-    from ._errors import DataReplicated as DataReplicated
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
-    from ._errors import StartProjected as StartProjected
-    from ._hosts import distributed as distributed
-    from ._multistart import BestOf as BestOf
     from ._multistart import multistart as multistart
     from ._problem import Problem as Problem
-    from ._schedules import Schedule as Schedule
-    from ._schedules import Steps as Steps
-    from ._schedules import constant as constant
-    from ._sets import Affine as Affine
-    from ._sets import Ball as Ball
-    from ._sets import Box as Box
-    from ._sets import Free as Free
-    from ._sets import Halfspace as Halfspace
-    from ._sets import NonNegative as NonNegative
-    from ._sets import Product as Product
-    from ._sets import Set as Set
-    from ._sets import Simplex as Simplex
     from ._shard import shard as shard
-    from ._solution import Solution as Solution
-    from ._solution import State as State
     from ._solve import solve as solve
-    from ._theory import Bound as Bound
-    from ._theory import Constants as Constants
-    from ._theory import estimate_constants as estimate_constants
-    from ._theory import theory as theory
+    from .data import Source as Source
+    from .errors import CheckpointError as CheckpointError
+    from .errors import CheckpointWarning as CheckpointWarning
+    from .errors import DataReplicated as DataReplicated
+    from .errors import PrecisionWarning as PrecisionWarning
+    from .errors import StartProjected as StartProjected
+    from .hosts import distributed as distributed
+    from .results import BestOf as BestOf
+    from .results import Certificate as Certificate
+    from .results import Comparison as Comparison
+    from .results import Solution as Solution
+    from .results import State as State
+    from .schedules import Bound as Bound
+    from .schedules import Constants as Constants
+    from .schedules import Schedule as Schedule
+    from .schedules import Steps as Steps
+    from .schedules import constant as constant
+    from .schedules import estimate_constants as estimate_constants
+    from .schedules import theory as theory
+    from .sets import Affine as Affine
+    from .sets import Ball as Ball
+    from .sets import Box as Box
+    from .sets import Free as Free
+    from .sets import Halfspace as Halfspace
+    from .sets import NonNegative as NonNegative
+    from .sets import Product as Product
+    from .sets import Set as Set
+    from .sets import Simplex as Simplex
     from .solvers import BOME as BOME
     from .solvers import BVFIM as BVFIM
     from .solvers import F2SA as F2SA
@@ -61,30 +73,41 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "_batches": "Batches Source",
-    "_certificate": "Certificate",
+_DAILY = {  # by module, the names for daily use
+    "_batches": "Batches",
     "_certify": "certify",
     "_checkpoint": "load save",
-    "_compare": "Comparison compare",
-    "_errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning RESULTS "
-    "ProblemError SolveError StartProjected",
-    "_hosts": "distributed",
-    "_multistart": "BestOf multistart",
+    "_compare": "compare",
+    "_errors": "RESULTS ProblemError SolveError",
+    "_multistart": "multistart",
     "_problem": "Problem",
-    "_schedules": "Schedule Steps constant",
-    "_sets": "Affine Ball Box Free Halfspace NonNegative Product Set Simplex",
     "_shard": "shard",
-    "_solution": "Solution State",
     "_solve": "solve",
-    "_theory": "Bound Constants estimate_constants theory",
-    "solvers": "AIDConjugateGradient AIDFixedPoint AutoPDBO BOME BVFIM BigSAM Calls F2SA ITD MEHA "
-    "PDBO Point ProximalPDBO Solver VPBGD",
+    "sets": "Affine Ball Box Free Halfspace NonNegative Product Simplex",
+    "solvers": "PDBO AutoPDBO ProximalPDBO",
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-_SUBMODULES = ("linear", "orbax", "problems", "sklearn", "solvers")
+_ELSEWHERE = {  # by submodule, names that are public there and answer here, too
+    "data": "Source",
+    "errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning StartProjected",
+    "hosts": "distributed",
+    "results": "BestOf Certificate Comparison Solution State",
+    "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
+    "sets": "Set",
+    "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BigSAM Calls "
+    "Point Solver",
+}
+_HOMES = {
+    name: module
+    for names in (_DAILY, _ELSEWHERE)
+    for module, listed in names.items()
+    for name in listed.split()
+}
+_SUBMODULES = (
+    "data", "errors", "hosts", "linear", "orbax", "problems", "results", "schedules", "sets",
+    "sklearn", "solvers",
+)  # fmt: skip
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -99,4 +122,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_SUBMODULES})
+    return sorted({*__all__, *_SUBMODULES, "__version__"})

@@ -13,7 +13,7 @@ from . import _trees as trees
 from ._checks import traced
 from ._minimize import Minimum, minimize
 from ._problem import Problem
-from ._sets import Set
+from .sets import Set
 
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
@@ -327,7 +327,7 @@ def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
 def _around(constraint: Set, z: PyTree, index: Array) -> PyTree:
     """A point spread over a bounded set, or around z: the same for an index every time."""
     entries = sum(leaf.size for leaf in jax.tree.leaves(z))
-    return constraint.scatter(index, z, 2 + 2 * trees.length(z) / max(entries, 1) ** 0.5)
+    return constraint.hashed_point(index, z, 2 + 2 * trees.length(z) / max(entries, 1) ** 0.5)
 
 
 def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:

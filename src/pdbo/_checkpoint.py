@@ -34,10 +34,10 @@ from ._files import replacing
 from ._mesh import agree, everywhere, is_leader
 from ._precision import has_double, returned, to_float64
 from ._problem import Problem, check_problem, values
-from ._sets import Set
 from ._signals import Signals, leave
 from ._solution import Solution, State, launch
 from ._solver import Solver
+from .sets import Set
 from .solvers._streamed import streamed
 from .solvers.auto import AutoPDBO
 

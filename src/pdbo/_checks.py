@@ -16,7 +16,7 @@ from ._mesh import everywhere
 
 if TYPE_CHECKING:
     from ._problem import Problem
-    from ._sets import Set
+    from .sets import Set
 
 _LEAVES = (int, float, np.ndarray, np.generic, jax.Array)
 

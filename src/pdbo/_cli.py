@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from . import __version__
+from . import __version__, _catalogue
 from ._errors import ProblemError, brief
 from ._signals import Terminated, leave, leave_at_once
 from .experiments import EXPERIMENTS, PROBLEMS
@@ -33,7 +33,6 @@ EXIT_CODES = (
     "Exit codes: 0 all went well, 1 a run failed or was not certified, 2 bad input, "
     "3 another process of the run was lost, 130 interrupted, 143 terminated."
 )
-_NOT_SOLVERS = ("Calls", "Point", "Solver")
 
 app = typer.Typer(
     add_completion=False,
@@ -210,7 +209,7 @@ def list_() -> None:
         data = f"{experiment.data}, downloaded" if experiment.download else experiment.data
         note = f" ({data})" if data else ""
         _say(_wrapped(f"{name:<12}{experiment.text}{note}", 14))
-    for title, found in (("problems", PROBLEMS), ("solvers", sorted(_solvers()))):
+    for title, found in (("problems", PROBLEMS), ("solvers", sorted(_catalogue.names()))):
         _say(title, bold=True)
         _say(_wrapped(", ".join(found), 2))
 
@@ -543,17 +542,11 @@ def _start(option: str, text: str) -> Any:
     return value
 
 
-def _solvers() -> list[str]:
-    from . import _NAMES
-
-    return [n for n in _NAMES["solvers"].split() if n not in _NOT_SOLVERS]
-
-
 def _solver_name(name: str | None) -> str:
     if name is None:
         return "AutoPDBO"
-    if name not in _solvers():
-        raise InputError(_unknown("solver", name, _solvers()))
+    if name not in _catalogue.names():
+        raise InputError(_unknown("solver", name, _catalogue.names()))
     return name
 
 

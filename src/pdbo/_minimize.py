@@ -11,7 +11,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._sets import Free, Set
+from .sets import Free, Set
 
 MEMORY = 8  # moves remembered where there is no set to stay in ...
 MEMORABLE = 5_000_000  # ... and the point has at most so many numbers

@@ -162,7 +162,10 @@ def _spread(
 
     def at(u: Array) -> tuple[PyTree, PyTree]:
         pairs = zip((problem.x_set, problem.y_set), split(u), (x0, y0), strict=True)
-        return tuple(set_.at(u, z, _reach(z) if radius is None else radius) for set_, u, z in pairs)
+        return tuple(
+            set_.from_unit_cube(u, z, _reach(z) if radius is None else radius)
+            for set_, u, z in pairs
+        )
 
     drawn = jax.vmap(at)(u)
     return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))

@@ -17,7 +17,7 @@ from ._data import DataView, Whole
 from ._errors import ProblemError
 from ._fresh_constants import with_fresh_constants
 from ._mesh import held_whole
-from ._sets import Free, Set
+from .sets import Free, Set
 
 
 class Problem(eqx.Module):

@@ -36,7 +36,24 @@ class Solver(eqx.Module):
 
     A field annotated as an `Array` is one of the method's numbers: a step, a penalty, a rate. None
     of these makes sense below zero.
+
+    Class variables say what tables, figures and the driver need to know of a method:
+
+    Attributes:
+        label: what papers and figures call it, such as "AID-FP".
+        family: "automatic", "primal-dual", "hypergradient" or "first-order".
+        citation: authors, title and year.
+        batch_refusal: why it cannot run on mini-batches, in a few words; empty if it can.
+        needs_products: whether it uses Hessian- or Jacobian-vector products.
+        prefers_double: whether it should run in double precision where the problem is small.
     """
+
+    label: ClassVar[str] = ""
+    family: ClassVar[str] = ""
+    citation: ClassVar[str] = ""
+    batch_refusal: ClassVar[str] = ""
+    needs_products: ClassVar[bool] = False
+    prefers_double: ClassVar[bool] = False
 
     def __check_init__(self):
         for field in dataclasses.fields(self):
@@ -55,11 +72,6 @@ class Solver(eqx.Module):
     def budget(self) -> int | None:
         """The most steps a run of this solver takes; None where it sets no limit itself."""
         return None
-
-    @property
-    def exact(self) -> str:
-        """Why the method needs exact values, in a few words; empty where mini-batches will do."""
-        return ""
 
     @abc.abstractmethod
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> Any:

@@ -14,7 +14,7 @@ from ._errors import CheckpointError, brief
 from ._mesh import mesh_of, rows, whole
 
 
-def save(path: Any, tree: PyTree) -> None:
+def save_arrays(path: Any, tree: PyTree) -> None:
     """Write nested dicts and lists of arrays, spread over devices or not, to a new folder.
 
     Every process calls this; on many hosts the folder must be one that all of them see. Orbax
@@ -32,8 +32,8 @@ def save(path: Any, tree: PyTree) -> None:
         raise CheckpointError(f"{path} cannot be written: {brief(error)}.") from None
 
 
-def load(path: Any, mesh: Mesh | None = None) -> PyTree:
-    """Read what `save` wrote, split over the devices of a mesh as `pdbo.shard` splits data.
+def load_arrays(path: Any, mesh: Mesh | None = None) -> PyTree:
+    """Read what `save_arrays` wrote, split over the devices of a mesh as `pdbo.shard` splits data.
 
     Handed to `Problem` as data and then to `shard` with the same mesh, it stays where it is. The
     mesh may be another than the one the arrays were written from; None is every device there is.

@@ -58,7 +58,7 @@ def solve_file(
         solution = pdbo.solve(
             problem,
             **start,
-            solver=getattr(pdbo, solver)(),
+            solver=pdbo.solvers.SOLVERS[solver](),
             steps=steps,
             tol=tol,
             every=every,

@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import _catalogue
 from ._record import Claim, Record, Results
 from ._views import Curve, Figure, Panel, Table
 
 AUTO, MANY = "AutoPDBO", "many minima"
-RIVALS = (
-    "PDBO", "ProximalPDBO", "ITD", "AIDFixedPoint", "AIDConjugateGradient", "BigSAM", "BOME",
-    "F2SA", "VPBGD", "BVFIM", "MEHA",
-)  # fmt: skip
+RIVALS = tuple(name for name in _catalogue.names() if name != AUTO)
 MULTISTART = "multistart"
 QUICK = ("toy", "sine", "mb-3.14", "mb-3.19", "iaptt", "desilva")
 QUICK_RIVALS = ("PDBO", "ITD", "BOME")
@@ -33,6 +31,7 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
     import pdbo
 
     from ..problems import names
+    from ..solvers import SOLVERS
 
     chosen = [n for n in names() if not quick or n in QUICK]
     rivals = QUICK_RIVALS if quick else RIVALS
@@ -56,7 +55,7 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
             })  # fmt: skip
             continue
         try:
-            found = _runs(problem, getattr(pdbo, solver)(), entry.starts(starts, seed), marks, seed)
+            found = _runs(problem, SOLVERS[solver](), entry.starts(starts, seed), marks, seed)
         except pdbo.ProblemError as error:  # a set the method does not cover
             refused.setdefault(solver, {})[name] = str(error)
             found = None

@@ -92,8 +92,8 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
     from ._trace import trace
 
     x0, y0 = jnp.full(1, CORNER), jnp.full((1, 2), CORNER)
-    constants = pdbo.estimate_constants(problem(), x0[0], y0[0])
-    theory = pdbo.theory(constants, smoothing=ALPHA, slack=DELTA)
+    constants = pdbo.schedules.estimate_constants(problem(), x0[0], y0[0])
+    theory = pdbo.schedules.theory(constants, smoothing=ALPHA, slack=DELTA)
     steps = 64_000 // 2 ** np.arange(8)[::-1]
     inner = np.arange(1, 5 if quick else 7)  # each one is compiled anew
     inner_steps = 400_000
@@ -102,7 +102,7 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
     calls, seconds = {}, {}
 
     def pdbo_run(n: int, total: int, every: int, **options: Any) -> tuple[Any, np.ndarray]:
-        solver = pdbo.PDBO(schedule=theory, inner_steps=n, multiplier0=0.0, **options)
+        solver = pdbo.PDBO.from_theory(theory, inner_steps=n, multiplier0=0.0, **options)
         found = trace(problem(), solver, x0, y0, steps=total, every=every, seed=seed)
         return found, errors(found.rows["x"][0], found.rows["y"][0])
 
@@ -113,12 +113,10 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
             arrays["T.bounds"] = np.array([theory.bound(int(t), INNER) for t in steps])
         elif part == "K":
             curved = problem(bumps=0.5)
-            known = pdbo.estimate_constants(curved, x0[0], y0[0])
-            schedule = pdbo.theory(known, smoothing=ALPHA, slack=DELTA, proximal=True)
-            solver = pdbo.ProximalPDBO(
-                pdbo.PDBO(schedule=schedule, inner_steps=INNER, multiplier0=0.0),
-                rounds=rounds,
-                round_steps=round_steps,
+            known = pdbo.schedules.estimate_constants(curved, x0[0], y0[0])
+            schedule = pdbo.schedules.theory(known, smoothing=ALPHA, slack=DELTA, proximal=True)
+            solver = pdbo.ProximalPDBO.from_theory(
+                schedule, rounds, round_steps, inner_steps=INNER, multiplier0=0.0
             )
             found = trace(
                 curved, solver, x0, y0, steps=rounds * round_steps, every=round_steps, seed=seed,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._problem import Problem
-from .._sets import Box, Product, Set, Simplex
+from ..sets import Box, Product, Set, Simplex
 from ._entry import Entry
 from ._quadratic import random_quadratic
 

@@ -1,10 +1,12 @@
 """One colour and dash per method, on paper and on the page, for the colour-blind too."""
 
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from .. import _catalogue
 from ..experiments._views import Curve
 
 FLOOR = 1e-12
@@ -41,33 +43,33 @@ _METHODS = {
     "MEHA": Style(13, (4, 1.5, 1.5, 1.5), 2.0),
 }
 _OTHER = Style(6, (5, 3), 1.5)
+_SPARE = ((3, 1), (8, 3), (2, 4), (9, 2, 3, 2))
 _AGAIN = ((), (5, 2), (1.5, 1.5), (7, 2, 1.5, 2))
-
-
-_CLASSES = {  # the same methods by the names of their classes
-    "ProximalPDBO": "Proximal-PDBO",
-    "BigSAM": "BigSAM+ITD",
-    "AIDFixedPoint": "AID-FP",
-    "AIDConjugateGradient": "AID-CG",
-    "ITD": "ITD-R",
-}
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """The style of every label of a figure; labels that begin with a method's name are its own.
 
-    A method goes by its name in the paper or by that of its class.
+    A method goes by its label or by the name of its class.
     """
+    classes = {name: card.label for name, card in _catalogue.cards().items()}
+    known = {m: m for m in _METHODS} | {m: m for m in classes.values()} | classes
     found: dict[str, Style] = {}
     for label in labels:
         if label in found:
             continue
-        names = [m for m in (*_METHODS, *_CLASSES) if label.startswith(m)]
-        name = max(names, key=len, default="")
-        style = _METHODS.get(_CLASSES.get(name, name), _OTHER)
+        name = max((m for m in known if label.startswith(m)), key=len, default=None)
+        style = _OTHER if name is None else _METHODS.get(known[name]) or _assigned(known[name])
         same = sum(s.slot == style.slot for s in found.values())
         found[label] = style if not same else style._replace(dash=_AGAIN[same % len(_AGAIN)])
     return found
+
+
+def _assigned(method: str) -> Style:
+    """The style of a method without a row above: always the same, with a dash that no row has."""
+    slots = sorted({style.slot for name, style in _METHODS.items() if name != "fit"})
+    dash, slot = divmod(zlib.crc32(method.encode()), len(slots))
+    return Style(slots[slot], _SPARE[dash % len(_SPARE)], 2.0)
 
 
 def on_log(values: np.ndarray) -> np.ndarray:

@@ -13,8 +13,8 @@ from jaxtyping import Array, PyTree
 from .. import _trees as trees
 from .._checks import whole_number
 from .._problem import Problem
-from .._sets import Box, Free, NonNegative, Set
 from .._solver import Calls
+from ..sets import Box, Free, NonNegative, Set
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 Operator = Callable[[PyTree], PyTree]
@@ -92,6 +92,13 @@ class AIDFixedPoint(ImplicitSolver):
     times s; bounds on y.
     """
 
+    label = "AID-FP"
+    family = "hypergradient"
+    citation = (
+        "Grazzi, Franceschi, Pontil & Salzo, On the Iteration Complexity of Hypergradient "
+        "Computation, 2020"
+    )
+
     def solve(self, operator: Operator, b: PyTree, start: PyTree | None) -> PyTree:
         """K fixed-point steps."""
 
@@ -141,6 +148,13 @@ class AIDConjugateGradient(ImplicitSolver):
     Differs from the paper in: a fixed number of steps instead of decreasing tolerances
     (Pedregosa); the rule on curvature; bounds on y.
     """
+
+    label = "AID-CG"
+    family = "hypergradient"
+    citation = (
+        "Grazzi, Franceschi, Pontil & Salzo, On the Iteration Complexity of Hypergradient "
+        "Computation, 2020"
+    )
 
     def solve(self, operator: Operator, b: PyTree, start: PyTree | None) -> PyTree:
         """K steps of conjugate gradients."""

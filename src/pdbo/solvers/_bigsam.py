@@ -8,8 +8,8 @@ from jaxtyping import Array, PyTree
 from .. import _trees as trees
 from .._checks import number
 from .._problem import Problem
-from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from .._solver import Calls
+from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 
@@ -50,6 +50,13 @@ class BigSAM(HypergradientSolver):
     is projected (BigSAM averages projected ones); the inner steps start warm, and the weights
     start anew with them.
     """
+
+    label = "BigSAM+ITD"
+    family = "hypergradient"
+    citation = (
+        "Liu, Mu, Yuan, Zeng & Zhang, A Generic First-Order Algorithmic Framework for "
+        "Bi-Level Programming Beyond Lower-Level Singleton, 2020"
+    )
 
     covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine)
 

@@ -5,7 +5,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -18,10 +18,10 @@ from ._descent import descend, inner_slope
 class BOMEState(eqx.Module):
     """Iterate and the multiplier of the last step."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
-    multiplier: Array
+    multiplier: Float[Array, ""]
 
 
 class BOME(Solver):
@@ -58,6 +58,13 @@ class BOME(Solver):
     $\lambda$ is zero where $\nabla\hat q$ is, at most some $10^7\|\nabla f\|$ elsewhere (the
     authors' code adds $10^{-8}$, which alone would keep y off a solution by some $10^{-3}$).
     """
+
+    label = "BOME"
+    family = "first-order"
+    citation = (
+        "Ye, Liu, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy: A Simple "
+        "First-Order Approach, 2022"
+    )
 
     primal_step: Array = eqx.field(converter=number, default=0.1)
     inner_step: Array = eqx.field(converter=number, default=0.5)

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -18,21 +18,21 @@ from ._descent import descend
 class BVFIMState(eqx.Module):
     """x, the two inner points and the barrier's multiplier."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     z: PyTree
-    multiplier: Array
+    multiplier: Float[Array, ""]
 
 
 class Trial(NamedTuple):
     """A y, the barrier function there, its gradient, the gap in its log, and the step to try."""
 
     y: PyTree
-    value: Array
+    value: Float[Array, ""]
     gradient: PyTree
-    gap: Array
-    step: Array
+    gap: Float[Array, ""]
+    step: Float[Array, ""]
 
 
 class BVFIM(Solver):
@@ -78,6 +78,13 @@ class BVFIM(Solver):
     Differs from the paper in: the rule above, where the authors' code divides by $g^*_\mu$ in place
     of the gap; $\mu, \theta, \tau$ fall at every iteration, not after several on x.
     """
+
+    label = "BVFIM"
+    family = "first-order"
+    citation = (
+        "Liu, Liu, Yuan, Zeng & Zhang, A Value-Function-based Interior-point Method for "
+        "Non-convex Bi-level Optimization, 2021"
+    )
 
     outer_step: Array = eqx.field(converter=number, default=0.02)
     inner_step: Array = eqx.field(converter=number, default=0.5)

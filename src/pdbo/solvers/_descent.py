@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .. import _trees as trees
 from .._problem import Problem
-from .._sets import Set
+from ..sets import Set
 
 
 def descend(

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -15,11 +15,11 @@ from ._descent import descend, inner_slope
 class F2SAState(eqx.Module):
     """x, the two inner sequences and the multiplier of the next iteration."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     z: PyTree
-    multiplier: Array
+    multiplier: Float[Array, ""]
 
 
 class F2SA(Solver):
@@ -56,6 +56,13 @@ class F2SA(Solver):
     Differs from the paper in: the projections; gradients are exact, not sampled; $\delta$ is
     constant where the theory's falls, so that $\lambda$ grows like k and not like $k^{1/3}$.
     """
+
+    label = "F2SA"
+    family = "first-order"
+    citation = (
+        "Kwon, Kwon, Wright & Nowak, A Fully First-Order Method for Stochastic Bilevel "
+        "Optimization, 2023"
+    )
 
     inner_step: Array = eqx.field(converter=number, default=0.5)
     inner_steps: int = eqx.field(static=True, default=10)

@@ -6,14 +6,14 @@ from typing import ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._sets import Product, Set
 from .._solver import Calls, Point, Solver
+from ..sets import Product, Set
 from ._descent import descend, inner_slope
 
 
@@ -32,7 +32,7 @@ class HypergradientState(eqx.Module):
     where the outer step is plain.
     """
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     hypergradient: PyTree
@@ -60,6 +60,7 @@ class HypergradientSolver(Solver):
     """
 
     covers: ClassVar[tuple[type[Set], ...]]
+    needs_products = True
 
     outer_step: Array = eqx.field(converter=number, default=0.2)
     inner_step: Array = eqx.field(converter=number, default=0.5)

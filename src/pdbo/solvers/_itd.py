@@ -7,8 +7,8 @@ from jaxtyping import Array, PyTree
 from .._checks import whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from .._solver import Calls
+from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
 from ._hypergradient import HypergradientSolver, HypergradientState
 
 
@@ -45,6 +45,13 @@ class ITD(HypergradientSolver):
     Differs from the paper in: the inner steps start warm unless told otherwise. Where inner
     minima are many neither start selects among them.
     """
+
+    label = "ITD-R"
+    family = "hypergradient"
+    citation = (
+        "Franceschi, Donini, Frasconi & Pontil, Forward and Reverse Gradient-Based "
+        "Hyperparameter Optimization, 2017"
+    )
 
     covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine)
 

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number
@@ -14,7 +14,7 @@ from .._solver import Calls, Point, Solver
 class MEHAState(eqx.Module):
     """Iterate and the estimate of the proximal point of y."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     theta: PyTree
@@ -56,6 +56,13 @@ class MEHA(Solver):
     Differs from the paper in: g is smooth, with no second part given by its proximal map; the
     steps are constant.
     """
+
+    label = "MEHA"
+    family = "first-order"
+    citation = (
+        "Liu, Liu, Yao, Zeng & Zhang, Moreau Envelope for Nonconvex Bi-level Optimization: A "
+        "Single-loop and Hessian-free Solution Strategy, 2024"
+    )
 
     x_step: Array = eqx.field(converter=number, default=0.2)
     y_step: Array = eqx.field(converter=number, default=0.2)

@@ -1,20 +1,19 @@
 """PDBO, Algorithm 1 of the paper."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._schedules import Schedule, constant
 from .._solver import Calls, Point, Solver
-from .._theory import Theory
+from ..schedules import Schedule, Theory, constant
 from ._descent import descend, inner_slope
 
 
@@ -22,18 +21,18 @@ class Average(NamedTuple):
     r"""$\bar z = \Gamma^{-1} \sum_t \gamma_t z_{t+1}$ and $\Gamma$, updated as it goes."""
 
     z: PyTree
-    total: Array
+    total: Float[Array, ""]
 
 
 class PDBOState(eqx.Module):
     """Iterate, inner estimate, multiplier, last constraint value and, if kept, the average."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     y_hat: PyTree
-    multiplier: Array
-    h: Array
+    multiplier: Float[Array, ""]
+    h: Float[Array, ""]
     average: Average | None
 
     @property
@@ -56,16 +55,18 @@ class PDBO(Solver):
         (\nabla g(z_t) - (\nabla_x g(x_t, \hat y), 0)))\bigr)$$
 
     Arguments:
-        primal_step: $1/\eta$ (0.2 unless a schedule is given).
-        dual_step: $1/\tau$ (0.1 unless a schedule is given).
-        inner_step: the step of the inner projected gradient (0.5, or the theory's).
+        primal_step: $1/\eta$.
+        dual_step: $1/\tau$.
+        inner_step: the step of the inner projected gradient.
         inner_steps: N.
-        extrapolation: $\theta$ (0 unless a schedule is given).
-        smoothing: $\alpha$ (1e-4, or the theory's).
-        slack: $\delta$ (0, or the theory's).
-        dual_bound: B (infinite, or the theory's).
+        extrapolation: $\theta$.
+        smoothing: $\alpha$.
+        slack: $\delta$.
+        dual_bound: B.
         multiplier0: $\lambda_0$.
-        schedule: a `Schedule` in place of the three constant numbers.
+        schedule: a `Schedule` in place of primal_step, dual_step and extrapolation; one made by
+            `theory` also supplies inner_step, smoothing, slack and dual_bound, as `from_theory`
+            does.
         inner_start: where the inner steps start: "warm" (the last estimate), "y" (the current
             y, whose gradient then serves twice) or a pytree shaped like y (that point, at every
             iteration).
@@ -78,6 +79,13 @@ class PDBO(Solver):
     Differs from the paper in: $\hat h$ carries the $-\delta$ that $\tilde h$ is defined with;
     with constant steps the last iterate is the output unless the average is asked for.
     """
+
+    label = "PDBO"
+    family = "primal-dual"
+    citation = (
+        "Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with "
+        "Multiple Inner Minima, 2022"
+    )
 
     schedule: Schedule
     inner_step: Array
@@ -92,34 +100,31 @@ class PDBO(Solver):
 
     def __init__(
         self,
-        primal_step: Any = None,
-        dual_step: Any = None,
-        inner_step: Any = None,
+        primal_step: Any = 0.2,
+        dual_step: Any = 0.1,
+        inner_step: Any = 0.5,
         inner_steps: int = 5,
-        extrapolation: Any = None,
-        smoothing: Any = None,
-        slack: Any = None,
-        dual_bound: Any = None,
+        extrapolation: Any = 0.0,
+        smoothing: Any = 1e-4,
+        slack: Any = 0.0,
+        dual_bound: Any = jnp.inf,
         multiplier0: Any = 2.0,
         schedule: Schedule | None = None,
         *,
         inner_start: Literal["warm", "y"] | PyTree = "warm",
         average: bool | None = None,
     ):
-        def pick(value: Any, default: float) -> Any:
-            return default if value is None else value
-
         if schedule is None:
-            schedule = constant(
-                pick(primal_step, 0.2), pick(dual_step, 0.1), pick(extrapolation, 0.0)
-            )
-        elif not (primal_step is dual_step is extrapolation is None):
+            schedule = constant(primal_step, dual_step, extrapolation)
+        elif not are_defaults((primal_step, dual_step, extrapolation), (0.2, 0.1, 0.0)):
             raise ProblemError(
                 "primal_step, dual_step and extrapolation are the schedule's: give either them or "
                 "schedule."
             )
         if isinstance(schedule, Theory):
-            if not (inner_step is smoothing is slack is dual_bound is None):
+            if not are_defaults(
+                (inner_step, smoothing, slack, dual_bound), (0.5, 1e-4, 0.0, jnp.inf)
+            ):
                 raise ProblemError(
                     "inner_step, smoothing, slack and dual_bound come from the theory schedule: "
                     "set smoothing and slack in theory(...)."
@@ -130,16 +135,37 @@ class PDBO(Solver):
         if isinstance(inner_start, str) and inner_start not in ("warm", "y"):
             raise ProblemError(f'inner_start must be "warm", "y" or a point, got {inner_start!r}.')
         self.schedule = schedule
-        self.inner_step = number(pick(inner_step, 0.5), "inner_step")
+        self.inner_step = number(inner_step, "inner_step")
         self.inner_steps = inner_steps
-        self.smoothing = number(pick(smoothing, 1e-4), "smoothing")
-        self.slack = number(pick(slack, 0.0), "slack")
-        self.dual_bound = number(pick(dual_bound, jnp.inf), "dual_bound")
+        self.smoothing = number(smoothing, "smoothing")
+        self.slack = number(slack, "slack")
+        self.dual_bound = number(dual_bound, "dual_bound")
         self.multiplier0 = number(multiplier0, "multiplier0")
         named = isinstance(inner_start, str)
         self.inner_start = inner_start if named else "fixed"
         self.inner_point = None if named else jax.tree.map(number, inner_start)
         self.average = isinstance(schedule, Theory) if average is None else average
+
+    @classmethod
+    def from_theory(
+        cls,
+        theory: Theory,
+        *,
+        inner_steps: int = 5,
+        multiplier0: Any = 2.0,
+        inner_start: Literal["warm", "y"] | PyTree = "warm",
+        average: bool = True,
+    ) -> Self:
+        """PDBO as its theorem has it: the steps, inner step, smoothing, slack and dual bound that
+        `pdbo.schedules.theory` made, and the average as output.
+        """
+        return cls(
+            inner_steps=inner_steps,
+            multiplier0=multiplier0,
+            schedule=check_theory(theory),
+            inner_start=inner_start,
+            average=average,
+        )
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> PDBOState:
         """The state before the first step."""
@@ -230,8 +256,8 @@ class Proximal(NamedTuple):
 
     x: PyTree
     y: PyTree
-    f: Array
-    h: Array
+    f: Float[Array, ""]
+    h: Float[Array, ""]
 
     def add(
         self, x: PyTree, y: PyTree, h: Array, grad_h: PyTree, grad_f: PyTree
@@ -241,3 +267,17 @@ class Proximal(NamedTuple):
         h = h + self.h * trees.dot(dx, dx)
         grad_h = (trees.axpy(2 * self.h, dx, grad_h[0]), grad_h[1])
         return h, grad_h, trees.axpy(2 * self.f, (dx, dy), grad_f)
+
+
+def are_defaults(values: tuple[Any, ...], defaults: tuple[float, ...]) -> bool:
+    """Whether these arguments are what they are by default."""
+    pairs = zip(values, defaults, strict=True)
+    return all(isinstance(value, int | float) and value == default for value, default in pairs)
+
+
+def check_theory(theory: Any) -> Theory:
+    """The schedule, or a `ProblemError` if it is not the theory's."""
+    if not isinstance(theory, Theory):
+        kind = type(theory).__name__
+        raise ProblemError(f"theory must be made by pdbo.schedules.theory, got {kind}.")
+    return theory

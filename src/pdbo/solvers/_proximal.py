@@ -1,12 +1,12 @@
 """Proximal-PDBO, Algorithm 2 of the paper."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._certificate import measure
@@ -14,8 +14,8 @@ from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls, Point, Solver
-from .._theory import Theory
-from ._pdbo import PDBO, PDBOState, Proximal
+from ..schedules import Theory
+from ._pdbo import PDBO, PDBOState, Proximal, are_defaults, check_theory
 
 
 class ProximalPDBOState(eqx.Module):
@@ -24,9 +24,9 @@ class ProximalPDBOState(eqx.Module):
     inner: PDBOState
     center: Point
     chosen: Point
-    score: Array
-    round: Array
-    total: Array
+    score: Float[Array, ""]
+    round: Int[Array, ""]
+    total: Int[Array, ""]
     key: Array
 
 
@@ -43,8 +43,8 @@ class ProximalPDBO(Solver):
 
     Arguments:
         inner: the PDBO run inside each round.
-        proximal_f: $\rho_f$ (0.02, or the theory's).
-        proximal_h: $\rho$ (0.02, or the theory's).
+        proximal_f: $\rho_f$; at its default with an inner PDBO of the theory, the theory's.
+        proximal_h: $\rho$; the same holds.
         rounds: K, the most rounds a run takes; None leaves it to the step budget.
         round_steps: T.
         choose: what is put forward: the "last" round (inside a round its running average), the
@@ -60,6 +60,13 @@ class ProximalPDBO(Solver):
     unless another choice is made.
     """
 
+    label = "Proximal-PDBO"
+    family = "primal-dual"
+    citation = (
+        "Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with "
+        "Multiple Inner Minima, 2022"
+    )
+
     inner: PDBO
     proximal_f: Array
     proximal_h: Array
@@ -70,8 +77,8 @@ class ProximalPDBO(Solver):
     def __init__(
         self,
         inner: PDBO | None = None,
-        proximal_f: Any = None,
-        proximal_h: Any = None,
+        proximal_f: Any = 0.02,
+        proximal_h: Any = 0.02,
         rounds: int | None = None,
         round_steps: int = 50,
         *,
@@ -85,13 +92,38 @@ class ProximalPDBO(Solver):
         whole_number("round_steps", round_steps)
         if choose not in ("last", "best", "random"):
             raise ProblemError(f'choose must be "last", "best" or "random", got {choose!r}.')
-        known = inner.schedule if isinstance(inner.schedule, Theory) else None
+        if isinstance(theory := inner.schedule, Theory):
+            proximal_f = theory.proximal_f if are_defaults((proximal_f,), (0.02,)) else proximal_f
+            proximal_h = theory.proximal_h if are_defaults((proximal_h,), (0.02,)) else proximal_h
         self.inner = inner
-        self.proximal_f = _strength("proximal_f", proximal_f, known and known.proximal_f)
-        self.proximal_h = _strength("proximal_h", proximal_h, known and known.proximal_h)
+        self.proximal_f = number(proximal_f, "proximal_f")
+        self.proximal_h = number(proximal_h, "proximal_h")
         self.rounds = rounds
         self.round_steps = round_steps
         self.choose = choose
+
+    @classmethod
+    def from_theory(
+        cls,
+        theory: Theory,
+        rounds: int | None = None,
+        round_steps: int = 50,
+        *,
+        inner_steps: int = 5,
+        multiplier0: Any = 2.0,
+        inner_start: Literal["warm", "y"] | PyTree = "warm",
+        choose: Literal["last", "best", "random"] = "last",
+    ) -> Self:
+        """Proximal-PDBO as its theorem has it: every number that `theory(..., proximal=True)` of
+        `pdbo.schedules` made.
+        """
+        if not float(check_theory(theory).proximal_f) > 0:
+            raise ProblemError("Proximal-PDBO needs theory(..., proximal=True).")
+        inner = PDBO.from_theory(
+            theory, inner_steps=inner_steps, multiplier0=multiplier0, inner_start=inner_start
+        )
+        strengths = theory.proximal_f, theory.proximal_h
+        return cls(inner, *strengths, rounds, round_steps, choose=choose)
 
     @property
     def budget(self) -> int | None:
@@ -99,7 +131,7 @@ class ProximalPDBO(Solver):
         return None if self.rounds is None else self.rounds * self.round_steps
 
     @property
-    def exact(self) -> str:
+    def batch_refusal(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The best round is chosen by a certificate, the last and a random one are not."""
         return 'choose="best" compares certificates' if self.choose == "best" else ""
 
@@ -151,9 +183,3 @@ class ProximalPDBO(Solver):
     def calls(self, state: ProximalPDBOState) -> Calls:
         """One gradient of f an iteration and the inner method's of g."""
         return Calls(state.total, self.inner.inner_calls * state.total, 0 * state.total)
-
-
-def _strength(name: str, value: Any, known: Any) -> Array:
-    if value is None:
-        value = 0.02 if known is None else known
-    return number(value, name)

@@ -37,6 +37,11 @@ class Streamed(Solver):
         """The solver's."""
         return self.solver.budget
 
+    @property
+    def prefers_double(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The solver's."""
+        return self.solver.prefers_double
+
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> StreamedState:
         """The solver's state, and both streams at their first epoch."""
         data = problem.data
@@ -71,9 +76,9 @@ def streamed(problem: Problem, solver: Solver) -> Solver:
     solver = solver.solver if isinstance(solver, Streamed) else solver
     if not problem.view.in_batches:
         return solver
-    if solver.exact:
+    if solver.batch_refusal:
         raise ProblemError(
-            f"{solver.name} cannot run on mini-batches: {solver.exact}; choose another "
+            f"{solver.name} cannot run on mini-batches: {solver.batch_refusal}; choose another "
             "solver, such as pdbo.PDBO(...), or give the data as they are, without Batches."
         )
     return Streamed(solver)

@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number, whole_number
@@ -15,7 +15,7 @@ from ._descent import descend, inner_slope
 class VPBGDState(eqx.Module):
     """Iterate and the inner estimate, which persists."""
 
-    t: Array
+    t: Int[Array, ""]
     x: PyTree
     y: PyTree
     y_hat: PyTree
@@ -49,6 +49,10 @@ class VPBGD(Solver):
     Differs from the paper in: $\hat y$ persists, where the box starts it at $y_k$, and $\alpha$ is
     divided by $\gamma$, both as in the authors' code.
     """
+
+    label = "VPBGD"
+    family = "first-order"
+    citation = "Shen & Chen, On Penalty-based Bilevel Gradient Descent Method, 2023"
 
     penalty: Array = eqx.field(converter=number, default=10.0)
     primal_step: Array = eqx.field(converter=number, default=0.1)

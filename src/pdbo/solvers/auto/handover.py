@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._problem import Problem
-from ..._sets import Free
+from ...sets import Free
 from .slack import SLOW
 from .state import AutoState
 

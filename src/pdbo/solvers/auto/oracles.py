@@ -62,7 +62,9 @@ def draw(
 ) -> Float[Array, "count y"]:
     """Points spread over Y, ravelled; within a few units of y if Y is unbounded."""
     indices = index + jnp.arange(count, dtype=jnp.uint32)
-    return jax.vmap(lambda i: ravel_pytree(problem.y_set.scatter(i, y, SPREAD * unit))[0])(indices)
+    return jax.vmap(lambda i: ravel_pytree(problem.y_set.hashed_point(i, y, SPREAD * unit))[0])(
+        indices
+    )
 
 
 def sane(new: Array, old: Array) -> Array:

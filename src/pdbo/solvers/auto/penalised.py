@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..._minimize import search
 from ..._problem import Problem
-from ..._sets import Free
+from ...sets import Free
 from .oracles import finite, inner, outer
 from .slack import LAST_SLACK_ABSOLUTE
 from .state import APPROACH, RESIDUAL, SLOTS, AutoState

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ... import _trees as trees
 from ..._problem import Problem
-from ..._sets import Free
+from ...sets import Free
 from .handover import last_multiplier, slots_agree
 from .oracles import cuts_at, outer, sane
 from .penalised import POLISHABLE, Penalised, penalised

@@ -85,12 +85,14 @@ class AutoPDBO(Solver):
     Primal-Dual Approach to Bilevel Optimization with Multiple Inner Minima (2022).
     """
 
+    label = "AutoPDBO"
+    family = "automatic"
+    citation = (
+        "this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel "
+        "Optimization with Multiple Inner Minima, 2022"
+    )
+    batch_refusal = "it compares values of f and g from step to step"
     prefers_double = True
-
-    @property
-    def exact(self) -> str:
-        """Trials are kept and curvatures measured by values of successive steps."""
-        return "it compares values of f and g from step to step"
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> AutoState:
         """Units, slots and the range of g from a look around the start."""

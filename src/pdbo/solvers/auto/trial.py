@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ... import _trees as trees
 from ..._problem import Problem
-from ..._sets import Free
+from ...sets import Free
 from .multipliers import Model
 from .oracles import cuts_at, draw_index, finite, outer
 from .state import AutoState, Cuts
@@ -86,7 +86,8 @@ def kicked(
 ) -> Float[Array, " z"]:
     """The step with a random kick within the relaxation."""
     z = frame.z
-    noise = Free().scatter(draw_index(state), jnp.zeros_like(z), (3 / z.size) ** 0.5)  # length one
+    length_one = (3 / z.size) ** 0.5
+    noise = Free().hashed_point(draw_index(state), jnp.zeros_like(z), length_one)
     width = jnp.minimum(jnp.sqrt(model.slack / model.L_h), frame.radius)
     return frame.project(z + d + KICK * width * noise) - z
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from ..._minimize import minimize
 from ..._problem import Problem
-from ..._sets import Free, Set
+from ...sets import Free, Set
 
 PROBES = 3  # gradients per probe: at the point, with x moved, with y moved
 LOOK = 30  # inner steps before g is probed again, if x has no effect at the start
@@ -103,7 +103,7 @@ def _probe(
 
 def _aside(z: Float[Array, " n"], seed: UInt32[Array, ""]) -> Float[Array, " n"]:
     """A small random move from z, good for differences of gradients."""
-    v = Free().scatter(seed, jnp.zeros_like(z), 1)
+    v = Free().hashed_point(seed, jnp.zeros_like(z), 1)
     size = jnp.linalg.norm(z)
     eps = float(jnp.finfo(z.dtype).eps)
     return eps ** (1 / 3) * jnp.where(size > 0, size, 1) * v / jnp.linalg.norm(v)

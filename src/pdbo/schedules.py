@@ -1,5 +1,6 @@
-"""The constants of the convergence theorems, the schedules built on them and their bounds."""
+"""Step-size schedules: constant ones, and those of the convergence theorems with their bounds."""
 
+import abc
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -8,13 +9,60 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from . import _trees as trees
-from ._checks import check_point, is_number, number
+from ._checks import at_least, check_point, is_number, number
 from ._errors import ProblemError
 from ._problem import Problem, check_problem
-from ._schedules import Schedule, Steps
+
+__all__ = [
+    "Bound",
+    "Constants",
+    "Schedule",
+    "Steps",
+    "constant",
+    "estimate_constants",
+    "theory",
+]
+
+
+class Steps(NamedTuple):
+    r"""What iteration t uses: $1/\eta_t$, $1/\tau_t$, $\theta_t$ and $\gamma_t$."""
+
+    primal: Float[Array, ""]
+    dual: Float[Array, ""]
+    extrapolation: Float[Array, ""]
+    weight: Float[Array, ""]
+
+
+class Schedule(eqx.Module):
+    """Maps the iteration t = 0, 1, ... to its `Steps`."""
+
+    @abc.abstractmethod
+    def __call__(self, t: Array) -> Steps:
+        """The steps of iteration t."""
+
+
+class Constant(Schedule):
+    """The same steps at every iteration, with output weights t + 1."""
+
+    primal: Float[Array, ""]
+    dual: Float[Array, ""]
+    extrapolation: Float[Array, ""]
+
+    def __call__(self, t: Array) -> Steps:
+        """The steps of iteration t."""
+        return Steps(self.primal, self.dual, self.extrapolation, number(t + 1))
+
+
+def constant(primal: Any, dual: Any, extrapolation: Any = 0.0) -> Constant:
+    r"""Constant steps: primal $1/\eta$, dual $1/\tau$, extrapolation $\theta$."""
+    return Constant(
+        at_least("primal_step", primal, 0),
+        at_least("dual_step", dual, 0),
+        at_least("extrapolation", extrapolation, 0),
+    )
 
 
 class Constants(NamedTuple):
@@ -181,15 +229,15 @@ class Theory(Schedule):
     is the appendix's.
     """
 
-    mu: Array
-    L_g: Array
-    t0: Array
-    dual_bound: Array
-    inner_step: Array
-    smoothing: Array
-    slack: Array
-    proximal_f: Array
-    proximal_h: Array
+    mu: Float[Array, ""]
+    L_g: Float[Array, ""]
+    t0: Float[Array, ""]
+    dual_bound: Float[Array, ""]
+    inner_step: Float[Array, ""]
+    smoothing: Float[Array, ""]
+    slack: Float[Array, ""]
+    proximal_f: Float[Array, ""]
+    proximal_h: Float[Array, ""]
     constants: Constants
 
     def __call__(self, t: Array) -> Steps:
@@ -244,8 +292,8 @@ def theory(
 ) -> Theory:
     r"""The schedule of the convergence theorem of PDBO, or of Proximal-PDBO's subproblems.
 
-    Use it as `PDBO(schedule=theory(...))`, or `ProximalPDBO(inner=PDBO(schedule=theory(...,
-    proximal=True)))`.
+    Use it as `PDBO.from_theory(theory(...))`, or `ProximalPDBO.from_theory(theory(...,
+    proximal=True))`.
 
     Arguments:
         constants: from `estimate_constants`, or known.
@@ -255,7 +303,9 @@ def theory(
             $B = (D_f + \rho_f D_Z^2)/\delta + 1$.
     """
     if not isinstance(constants, Constants):
-        raise ProblemError(f"constants must be pdbo.Constants, got {type(constants).__name__}.")
+        raise ProblemError(
+            f"constants must be pdbo.schedules.Constants, got {type(constants).__name__}."
+        )
     for name, value in (("smoothing", smoothing), ("slack", slack)):
         if not (is_number(value) and 0 < value < np.inf):
             raise ProblemError(f"{name} must be a positive number in the theory, got {value}.")

@@ -17,6 +17,18 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._errors import ProblemError
 
+__all__ = [
+    "Affine",
+    "Ball",
+    "Box",
+    "Free",
+    "Halfspace",
+    "NonNegative",
+    "Product",
+    "Set",
+    "Simplex",
+]
+
 
 class Set(eqx.Module):
     r"""A closed convex set $S$ of pytrees, each pytree seen as one vector.
@@ -61,22 +73,22 @@ class Set(eqx.Module):
         """The largest distance between two points shaped like `z`, `inf` where unbounded."""
         return jnp.asarray(self._diameter(_arrays(z)), trees.dtype(_arrays(z)))
 
-    def at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
         """The point of the set that `u`, numbers from 0 to 1 shaped like `z`, stands for.
 
         Even `u` make even points: over the finite sides of a box, over a simplex, over the cube
         around a ball, and elsewhere over the cube of half-width `radius` around `z`; a point
         outside the set is projected.
         """
-        return self._at(_arrays(u), _arrays(z), radius)
+        return self._from_unit_cube(_arrays(u), _arrays(z), radius)
 
     def sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
-        """A random point: `at` random numbers."""
-        return self.at(_random(jax.random.uniform, key, _arrays(z)), z, radius)
+        """A random point: `from_unit_cube` of random numbers."""
+        return self.from_unit_cube(_random(jax.random.uniform, key, _arrays(z)), z, radius)
 
-    def scatter(self, index: Array, z: PyTree, radius: Any) -> PyTree:
-        """The same for an integer `index` every time, and quick to compile: `at` a hash of it."""
-        return self.at(_hashed(index, _arrays(z)), z, radius)
+    def hashed_point(self, index: Array, z: PyTree, radius: Any) -> PyTree:
+        """The point that a hash of an integer stands for: always the same, and quick to compile."""
+        return self.from_unit_cube(_hashed(index, _arrays(z)), z, radius)
 
     def check(self, z: PyTree, name: str) -> None:
         """Raise a `ProblemError` where the arrays of the set do not fit `z`.
@@ -101,7 +113,7 @@ class Set(eqx.Module):
     def _diameter(self, z: PyTree) -> Any:
         return math.inf
 
-    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
         return self._project(jax.tree.map(lambda u, z: _around(u, z, radius), u, z))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
@@ -157,7 +169,7 @@ class Box(Set):
     def _diameter(self, z: PyTree) -> Array:
         return trees.norm(trees.sub(_fit(self.hi, z), _fit(self.lo, z)))
 
-    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
         def at(u, z, lo, hi):
             bounded = jnp.isfinite(lo) & jnp.isfinite(hi)
             inside = (1 - u) * jnp.where(bounded, lo, 0) + u * jnp.where(bounded, hi, 0)
@@ -231,10 +243,10 @@ class Ball(Set):
     def _diameter(self, z: PyTree) -> Array:
         return 2 * self.radius
 
-    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
         bounded = jnp.isfinite(self.radius)
         middle = trees.where(bounded, _fit(self.center, z), z)
-        return super()._at(u, middle, jnp.where(bounded, self.radius, radius))
+        return super()._from_unit_cube(u, middle, jnp.where(bounded, self.radius, radius))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         _check_fit("Ball center", self.center, z, name, point)
@@ -273,7 +285,7 @@ class Simplex(Set):
     def _diameter(self, z: PyTree) -> Array:
         return (math.sqrt(2) if _entries(z) > 1 else 0.0) * self.total
 
-    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
         # the spacings of even numbers are even over the simplex
         spacings = jax.tree.map(lambda u: -jnp.log1p(-u) + jnp.finfo(u.dtype).tiny, u)
         share = jnp.asarray(self.total, trees.dtype(z)) / _norm1(spacings)
@@ -431,8 +443,8 @@ class Product(Set):
     def _diameter(self, z: PyTree) -> Array:
         return trees.norm(self._map(lambda part, z: part.diameter(z), z))
 
-    def _at(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
-        return self._map(lambda part, u, z: part.at(u, z, radius), u, z)
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+        return self._map(lambda part, u, z: part.from_unit_cube(u, z, radius), u, z)
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         structure = jax.tree.structure(self.tree, is_leaf=_is_set)

@@ -1,0 +1,3 @@
+"""Runs over many hosts."""
+
+from ._hosts import distributed as distributed

@@ -1,0 +1,7 @@
+"""What the calls return."""
+
+from ._certificate import Certificate as Certificate
+from ._compare import Comparison as Comparison
+from ._multistart import BestOf as BestOf
+from ._solution import Solution as Solution
+from ._solution import State as State
