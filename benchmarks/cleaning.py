@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pdbo.app.records import dump
 from pdbo.experiments import cleaning
 from pdbo.experiments._images import images
-from pdbo.experiments._record import dump
 
 from .record import provenance
 

@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from .._errors import brief
-from . import EXPERIMENTS, Unavailable, load
-from ._progress import Progress, Track
-from ._record import Record, RecordError, provenance, read, write
+from ..experiments import EXPERIMENTS, Unavailable, load
+from ..experiments._results import Record
+from .progress import Progress, Track
+from .records import RecordError, provenance, read, write
 
 
 def finished(out: pathlib.Path, name: str) -> Record | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..experiments._views import Curve
+from ...experiments._views import Curve
 
 FLOOR = 1e-12
 """What lies below is drawn here on a logarithmic axis."""

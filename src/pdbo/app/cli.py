@@ -19,10 +19,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from . import __version__
-from ._errors import ProblemError, brief
-from ._signals import Terminated, leave, leave_at_once
-from .experiments import EXPERIMENTS, PROBLEMS
+from .. import __version__
+from .._errors import ProblemError, brief
+from .._signals import Terminated, leave, leave_at_once
+from ..experiments import EXPERIMENTS, PROBLEMS
 
 OK, FAILED, BAD_INPUT, LOST, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 CHECKPOINT = "checkpoint"
@@ -184,7 +184,7 @@ def reproduce(
         raise InputError(f"--data must be a folder, got {data}.")
     _check_folder(out, resume, "carry on there with --resume", wanted)
     _need("matplotlib", *sorted({m for n in wanted for m in EXPERIMENTS[n].needs}))
-    from .experiments._runner import reproduce
+    from .runner import reproduce
 
     if resume:
         _check_same_run(out, seed, quick)
@@ -277,7 +277,7 @@ def solve(
         with _together(distributed, {k: v for k, v in options.items() if v is not None}) as rank:
             if rank == 0:
                 _check_folder(out, force or resume, remedy, ["solve"])
-            from .experiments._user import solve_file
+            from .user import solve_file
 
             _get_ready()
             failure = solve_file(
@@ -301,7 +301,7 @@ def _together(distributed: bool, options: dict[str, Any]) -> Iterator[int]:
             raise InputError(f"--{next(iter(options))} needs --distributed.")
         yield 0
         return
-    from ._hosts import distributed as join
+    from .._hosts import distributed as join
 
     with contextlib.ExitStack() as stack:
         try:
@@ -329,7 +329,7 @@ def _get_ready() -> None:
     import jax  # noqa: F401
     import matplotlib.figure  # noqa: F401
 
-    from . import solve  # noqa: F401
+    from .. import solve  # noqa: F401
 
     if signal.getsignal(signal.SIGINT) is leave_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -343,7 +343,7 @@ def _again() -> str:
 
 def _report(folder: pathlib.Path) -> int:
     """Build the page and say where it is; damaged records are named, and bad input."""
-    from .experiments._record import RecordError
+    from .records import RecordError
     from .report import build
 
     try:
@@ -424,7 +424,7 @@ def _check_pages(folder: pathlib.Path) -> None:
 
 def _check_same_run(out: pathlib.Path, seed: int, quick: bool) -> None:
     """Refuse to carry on with other options than those of the records that are there."""
-    from .experiments._runner import finished
+    from .runner import finished
 
     for name in EXPERIMENTS:
         record = finished(out, name)
@@ -544,7 +544,7 @@ def _start(option: str, text: str) -> Any:
 
 
 def _solvers() -> list[str]:
-    from . import _NAMES
+    from .. import _NAMES
 
     return [n for n in _NAMES["solvers"].split() if n not in _NOT_SOLVERS]
 

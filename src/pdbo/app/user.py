@@ -16,9 +16,10 @@ import pdbo
 from .._checkpoint import Folder
 from .._errors import brief
 from .._signals import Terminated
-from . import load
-from ._record import Record, provenance, write
-from ._runner import with_claims
+from ..experiments._results import Record
+from . import solved
+from .records import provenance, write
+from .runner import with_claims
 
 
 def solve_file(
@@ -94,7 +95,7 @@ def solve_file(
         provenance(),
         {"wall": time.perf_counter() - began},
     )  # fmt: skip
-    write(out, with_claims(record, load("solve")))
+    write(out, with_claims(record, solved))
     return "" if solution.ok else solution.message
 
 
@@ -146,6 +147,6 @@ def _results(solution: pdbo.Solution) -> dict[str, np.ndarray]:
         for index, (_, leaf) in enumerate(leaves):
             arrays[f"{part}.{index}"] = np.asarray(leaf)
     certificate = solution.certificate
-    for k in load("solve").CERTIFICATE:
+    for k in solved.CERTIFICATE:
         arrays[f"certificate.{k}"] = np.asarray(getattr(certificate, k))
     return arrays

@@ -1,10 +1,12 @@
 """Figures and page, from records alone."""
 
 import pathlib
+from types import ModuleType
 
-from ..experiments import EXPERIMENTS, load
-from ..experiments._record import FILES, RecordError, read, write_file
-from ..experiments._runner import with_claims
+from ...experiments import EXPERIMENTS, load
+from .. import solved
+from ..records import FILES, RecordError, read, write_file
+from ..runner import with_claims
 from ._draw import FORMATS, draw
 from ._page import Section, page
 
@@ -41,7 +43,7 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
 
 def _section(folder: pathlib.Path, name: str) -> Section:
     """A record as the page shows it, its figures drawn."""
-    record, module = read(folder / name), load(name)
+    record, module = read(folder / name), _module(name)
     if record.name != name:
         raise RecordError(f"{folder / name} holds the record of another experiment.")
     record = with_claims(record, module)
@@ -55,3 +57,8 @@ def _section(folder: pathlib.Path, name: str) -> Section:
         for format, content in draw(figure).items():
             write_file(folder / "figures" / f"{figure.name}.{format}", content)
     return section
+
+
+def _module(name: str) -> ModuleType:
+    """What shows a record: its experiment, or the module for a user's own problem."""
+    return solved if name == "solve" else load(name)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..experiments._record import Claim, Record
-from ..experiments._views import Curve, Figure, Panel, Scene, Table
+from ... import __version__
+from ...experiments._results import Claim, Record
+from ...experiments._views import Curve, Figure, Panel, Scene, Table
 from ._style import Style, on_log, reach, styles
 
 _HERE = pathlib.Path(__file__).parent
