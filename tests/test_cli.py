@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pdbo.app import cli
+from pdbo.app import cli, inputs
 
 PROBLEM = """
 import jax.numpy as jnp
@@ -307,7 +307,7 @@ def test_data_is_handed_to_those_who_declare_it_and_downloads_run_by_name_only(
     entry = Experiment("reads", (1, 1), data="a corpus", download=True)
     monkeypatch.setitem(EXPERIMENTS, "reads", entry)
     monkeypatch.setattr(runner, "load", lambda name: SimpleNamespace(run=reads))
-    assert "reads" not in cli._experiments([])
+    assert "reads" not in inputs.experiments([])
     corpus = tmp_path / "corpus"
     command = ["reproduce", "reads", "--out", str(tmp_path / "out"), "--data", str(corpus)]
     assert cli.run(command) == 2

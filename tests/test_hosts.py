@@ -176,8 +176,8 @@ def test_open_mpi_5_says_who_we_are(monkeypatch):
 
 
 def test_the_command_asks_for_distributed(capsys):
-    from pdbo.app import cli
+    from pdbo.app import cli, errors
 
-    assert cli.run(["solve", f"{__file__}:problem", "--rank", "0"]) == cli.BAD_INPUT
+    assert cli.run(["solve", f"{__file__}:problem", "--rank", "0"]) == errors.BAD_INPUT
     assert capsys.readouterr().err == "pdbo: --rank needs --distributed.\n"
-    assert cli.LOST == hosts.LOST
+    assert errors.LOST == hosts.LOST

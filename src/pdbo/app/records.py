@@ -20,8 +20,7 @@ import numpy as np
 from .. import __version__
 from .._files import flush, replacing, sync
 from ..experiments._results import Record
-
-FILES = RECORD, ARRAYS, TIMES = "record.json", "arrays.npz", "times.json"
+from .folders import ARRAYS, RECORD, TIMES
 
 
 class RecordError(ValueError):

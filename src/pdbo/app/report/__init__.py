@@ -5,19 +5,18 @@ from types import ModuleType
 
 from ...experiments import EXPERIMENTS, load
 from .. import solved
-from ..records import FILES, RecordError, read, write_file
+from ..folders import FIGURES, FILES, PAGE
+from ..records import RecordError, read, write_file
 from ..runner import with_claims
 from ._draw import FORMATS, draw
 from ._page import Section, page
-
-PAGE = "index.html"
 
 
 def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
     """Draw every figure of the records in a folder and write the page.
 
     Returns the page's path, and a sentence for every record that cannot be used: the others are
-    shown without it. Nothing but the results is taken from a record: claims are made anew.
+    shown without it. Only the results are taken from a record: claims are computed again.
     """
     known = [*EXPERIMENTS, "solve"]
     names = [n for n in known if any((folder / n / file).exists() for file in FILES)]
@@ -52,10 +51,10 @@ def _section(folder: pathlib.Path, name: str) -> Section:
     scene = module.scene(record) if hasattr(module, "scene") else None
     text = EXPERIMENTS[name].text if name in EXPERIMENTS else "a problem of your own"
     section = Section(record, text, figures, tables, scene)
-    page([section], FORMATS)  # so that what cannot be shown is found here
+    page([section], FORMATS)  # so that a record that cannot be shown fails here
     for figure in figures:
         for format, content in draw(figure).items():
-            write_file(folder / "figures" / f"{figure.name}.{format}", content)
+            write_file(folder / FIGURES / f"{figure.name}.{format}", content)
     return section
 
 

@@ -214,8 +214,8 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
         f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
         f"<b>{len(every)}</b> claims held, <b>{len(every) - held}</b> did not.</p>{note}"
         f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
-        f"{failed}<p>A claim is held where the number that tests it is what it has to be. Those "
-        "that held are given with their numbers further down.</p></section>"
+        f"{failed}<p>A claim is held if its number meets the threshold shown. Those that held are "
+        "listed with their numbers below.</p></section>"
     )
 
 
