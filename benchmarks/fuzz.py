@@ -169,7 +169,7 @@ def _written(draw: random.Random) -> bytes:
 
 def damage(folder: pathlib.Path, number: int) -> None:
     """Damage a record: bits, lengths, types, with its checksum set right or not."""
-    from pdbo.app.records import _seal
+    from pdbo._sealed import seal
 
     draw = random.Random(number)
     path = folder / draw.choice(("record.json", "arrays.npz", "times.json"))
@@ -194,7 +194,7 @@ def damage(folder: pathlib.Path, number: int) -> None:
         body[key] = draw.choice((None, [], {}, 3, -1.5, "text", True, {"a": []}, [[{}]], "x" * 400))
         if draw.random() < 0.2:
             del body[key]
-        path.write_bytes(_seal(body))
+        path.write_bytes(seal(body))
 
 
 def _prepare(folder: pathlib.Path, made: dict[str, Any], finished: pathlib.Path) -> pathlib.Path:

@@ -8,8 +8,6 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._batches import Source as Source
     from ._certificate import Certificate as Certificate
     from ._certificate import certify as certify
-    from ._checkpoint import load as load
-    from ._checkpoint import save as save
     from ._communication import Communication as Communication
     from ._communication import communication as communication
     from ._compare import Comparison as Comparison
@@ -45,6 +43,8 @@ if TYPE_CHECKING:  # the table of contents; names are loaded when they are first
     from ._theory import Constants as Constants
     from ._theory import estimate_constants as estimate_constants
     from ._theory import theory as theory
+    from .checkpoint import load as load
+    from .checkpoint import save as save
     from .solvers import BOME as BOME
     from .solvers import BVFIM as BVFIM
     from .solvers import F2SA as F2SA
@@ -66,7 +66,6 @@ __version__ = "0.1.0"
 _NAMES = {
     "_batches": "Batches Source",
     "_certificate": "Certificate certify",
-    "_checkpoint": "load save",
     "_communication": "Communication communication",
     "_compare": "Comparison compare",
     "_errors": "CheckpointError CheckpointWarning DataReplicated RESULTS ProblemError SolveError "
@@ -80,6 +79,7 @@ _NAMES = {
     "_solution": "Solution State",
     "_solve": "solve",
     "_theory": "Bound Constants estimate_constants theory",
+    "checkpoint": "load save",
     "solvers": "AIDConjugateGradient AIDFixedPoint AutoPDBO BOME BVFIM BigSAM Calls F2SA ITD MEHA "
     "PDBO Point ProximalPDBO Solver VPBGD",
 }

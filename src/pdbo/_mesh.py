@@ -66,7 +66,7 @@ def many_hosts(mesh: Mesh | None) -> bool:
     return mesh is not None and mesh.is_multi_process
 
 
-def writes(mesh: Mesh | None) -> bool:
+def is_leader(mesh: Mesh | None) -> bool:
     """Whether this process is the one that writes files and shows progress: the first."""
     return not many_hosts(mesh) or jax.process_index() == _first(mesh)
 

@@ -15,7 +15,6 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._batches import reading
 from ._certificate import MAX_SLACK, Certificate, measure, measure_double
-from ._checkpoint import Keeper, digest
 from ._checks import (
     check_functions,
     check_point,
@@ -26,12 +25,15 @@ from ._checks import (
     whole_number,
 )
 from ._errors import RESULTS, ProblemError, SolveError
-from ._mesh import agree, everywhere, writes
+from ._mesh import agree, everywhere
+from ._mesh import is_leader as writes
 from ._minimize import minimize
 from ._problem import Problem, check_problem, has_double, values
 from ._progress import REFRESH, Pace, Progress
 from ._solution import Solution, State, launch, round_off
 from ._solver import Solver
+from .checkpoint import CheckpointWriter as Keeper
+from .checkpoint import digest
 from .solvers._auto import AutoPDBO
 from .solvers._streamed import streamed
 

@@ -1,26 +1,26 @@
-"""What a run leaves behind: settings, claims and provenance as JSON, results as plain arrays."""
+"""Records of runs: settings, claims and provenance as JSON, results as plain arrays beside it."""
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib.metadata
 import io
-import json
 import math
 import os
 import pathlib
 import platform
-import shutil
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import __version__
-from .._files import flush, replacing, sync
+from .._files import write_folder
+from .._sealed import ARRAYS as ARRAYS_DIGEST
+from .._sealed import CHANGED, Damaged, digest, read_npz, seal, unseal, write_npz
 from ..experiments._results import Record
 from .folders import ARRAYS, RECORD, TIMES
+
+_ABOUT = ("versions", "device", "platform", "x64")
 
 
 class RecordError(ValueError):
@@ -45,8 +45,12 @@ def provenance() -> dict[str, Any]:
 
 
 def write(folder: pathlib.Path, record: Record) -> None:
-    """Keep a record as folder/NAME/, all of it or nothing."""
-    arrays = pack(record.arrays)
+    """Keep a record as folder/NAME/, all of it or nothing.
+
+    With the same seed its JSON and its arrays are the same byte for byte; times are kept apart.
+    """
+    arrays = io.BytesIO()
+    write_npz(arrays, record.arrays, compress=True)
     body = {
         "name": record.name,
         "seed": record.seed,
@@ -55,12 +59,14 @@ def write(folder: pathlib.Path, record: Record) -> None:
         "calls": record.calls,
         "claims": [dataclasses.asdict(c) | {"held": c.held} for c in record.claims],
         **record.provenance,
-        "arrays_sha256": hashlib.sha256(arrays).hexdigest(),
+        ARRAYS_DIGEST: digest(arrays.getbuffer()),
     }
-    with fresh_folder(folder / record.name) as temporary:
-        _put(temporary / ARRAYS, arrays)
-        _put(temporary / TIMES, _seal(record.times))
-        _put(temporary / RECORD, _seal(body))
+    files = {
+        ARRAYS: arrays.getvalue(),
+        TIMES: seal(plain(record.times)),
+        RECORD: seal(plain(body)),
+    }
+    write_folder(folder / record.name, files)
 
 
 def read(folder: pathlib.Path) -> Record:
@@ -68,64 +74,37 @@ def read(folder: pathlib.Path) -> Record:
 
     A RecordError says what is wrong with it.
     """
-    body, times = _unseal(folder / RECORD), _unseal(folder / TIMES)
     try:
-        raw = (folder / ARRAYS).read_bytes()
+        raw = {name: (folder / name).read_bytes() for name in (RECORD, TIMES, ARRAYS)}
     except OSError:
         raise RecordError(f"{folder} holds no complete record.") from None
-    if hashlib.sha256(raw).hexdigest() != body.get("arrays_sha256"):
-        raise RecordError(f"{folder / ARRAYS} does not belong to its record or is damaged.")
+    with _named(folder / RECORD):
+        body = unseal(raw[RECORD], "record")
+    with _named(folder / TIMES):
+        times = unseal(raw[TIMES], "record")
+    with _named(folder / ARRAYS):
+        if digest(raw[ARRAYS]) != body.get(ARRAYS_DIGEST):
+            raise Damaged(CHANGED)
+        arrays = read_npz(io.BytesIO(raw[ARRAYS]))
     try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as found:
-            arrays = dict(found)
-        about = {k: body[k] for k in ("versions", "device", "platform", "x64")}
+        about = {k: body[k] for k in _ABOUT}
         fields = {k: body[k] for k in ("name", "seed", "quick", "settings", "calls")}
-        return Record(**fields, arrays=arrays, provenance=about, times=times)
-    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+    except KeyError:
         raise RecordError(f"{folder / RECORD} is not a record of pdbo.") from None
+    return Record(**fields, arrays=arrays, provenance=about, times=times)
 
 
-def _seal(body: dict[str, Any]) -> bytes:
-    """JSON with the checksum of the rest inside, so that damage is noticed."""
-    return dump(body | {"sha256": hashlib.sha256(dump(body)).hexdigest()})
-
-
-def _unseal(path: pathlib.Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> Iterator[None]:
+    """An error about a file names the file."""
     try:
-        body = json.loads(path.read_text("utf-8"))
-    except OSError:
-        raise RecordError(f"{path.parent} holds no complete record.") from None
-    except (ValueError, RecursionError):
-        raise RecordError(f"{path} is not a record of pdbo.") from None
-    given = body.pop("sha256", None) if isinstance(body, dict) else None
-    if given is None:
-        raise RecordError(f"{path} is not a record of pdbo.")
-    if hashlib.sha256(dump(body)).hexdigest() != given:
-        raise RecordError(f"{path} was changed or damaged after it was written.")
-    return body
-
-
-def pack(arrays: dict[str, np.ndarray]) -> bytes:
-    """Arrays as the bytes of an npz file that depend on nothing but the arrays."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(arrays):
-            entry = io.BytesIO()
-            np.save(entry, np.asarray(arrays[name], order="C"), allow_pickle=False)
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.create_system = 3
-            archive.writestr(info, entry.getvalue())
-    return out.getvalue()
-
-
-def dump(body: Any) -> bytes:
-    """JSON with sorted keys; a number that is not finite becomes its name, "nan" or "inf"."""
-    return (json.dumps(plain(body), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+        yield
+    except Damaged as error:
+        raise RecordError(f"{path} {error}.") from None
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
+    """A value as JSON can hold it; a number that is not finite becomes its name, "nan" or "inf"."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -135,57 +114,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-@contextlib.contextmanager
-def fresh_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary folder that takes the place of `path` at the end, or vanishes on an error."""
-    _clear(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.mkdir()
-        yield temporary
-        sync(temporary)
-        if path.exists():
-            shutil.rmtree(path)
-        temporary.rename(path)
-        sync(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def write_file(path: pathlib.Path, content: bytes) -> None:
-    """A file, all of it or nothing."""
-    _clear(path)
-    with replacing(path) as file:
-        file.write(content)
-
-
-def _clear(path: pathlib.Path) -> None:
-    """Make the folder of `path` and remove what killed processes left there under its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.iterdir():
-        start, _, process = old.name.rpartition(".")
-        number = process.partition("-")[0]
-        if start == f".{path.name}" and number.isdecimal() and not _runs(int(number)):
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-
-
-def _runs(process: int) -> bool:
-    """Whether a process other than this one is there."""
-    if process == os.getpid() or os.name == "nt":
-        return False
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _put(path: pathlib.Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        flush(file)

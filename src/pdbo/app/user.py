@@ -15,9 +15,9 @@ import numpy as np
 
 import pdbo
 
-from .._checkpoint import Folder
 from .._errors import brief
 from .._signals import Terminated
+from ..checkpoint import Folder
 from ..experiments._results import Record
 from . import solved
 from .errors import InputError

@@ -3,10 +3,11 @@
 import pathlib
 from types import ModuleType
 
+from ..._files import write_file
 from ...experiments import EXPERIMENTS, load
 from .. import solved
 from ..folders import FIGURES, FILES, PAGE
-from ..records import RecordError, read, write_file
+from ..records import RecordError, read
 from ..runner import with_claims
 from ._draw import FORMATS, draw
 from ._page import Section, page
