@@ -277,8 +277,9 @@ def test_damage_is_noticed_and_the_previous_checkpoint_used(way, good, tmp_path)
         for name, content in good.items():
             (tmp_path / name).write_bytes(content)
         damage(tmp_path / new, way, draw)
-        with pytest.warns(pdbo.CheckpointWarning, match=f"{new}.*{old} is used instead"):
+        with pytest.warns(pdbo.CheckpointWarning, match=f"{new}.*{old} is used instead") as said:
             found = pdbo.load(tmp_path, cases.toy(), SOLVER)
+        assert said[0].filename == __file__  # the line of the user's
         assert found.steps == 15 and found.result is pdbo.RESULTS.interrupted
         damage(tmp_path / old, way, draw)
         with pytest.raises(pdbo.CheckpointError, match=new):

@@ -47,13 +47,11 @@ def seal(body: dict[str, Any], indent: int | None = 1) -> bytes:
 def unseal(text: bytes, kind: str) -> dict[str, Any]:
     """What was sealed; `kind` names it in the error if this is something else."""
     try:
-        body = json.loads(text)
-        given = body.pop(SEAL, None) if isinstance(body, dict) else None
+        body = dict(json.loads(text))
+        given = body.pop(SEAL)
         found = digest(_dump(body))
-    except (ValueError, RecursionError):
-        given = found = None
-    if given is None:
-        raise Damaged(f"is not a {kind} of pdbo")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Damaged(f"is not a {kind} of pdbo") from None
     if found != given:
         raise Damaged(CHANGED)
     return body
