@@ -15,7 +15,7 @@ from .records import RecordError, provenance, read, write
 
 
 def finished(out: pathlib.Path, name: str) -> Record | None:
-    """The record of a finished experiment; None where there is none that can be read."""
+    """The record of a finished experiment; None if there is none that can be read."""
     try:
         return read(out / name)
     except RecordError:
@@ -81,5 +81,5 @@ def run(
 
 
 def with_claims(record: Record, module: ModuleType) -> Record:
-    """The record with the claims that its numbers bear out or not."""
+    """The record with its claims, computed from its numbers."""
     return dataclasses.replace(record, claims=tuple(module.claims(record)))

@@ -46,7 +46,7 @@ class CheckpointWriter:
         return self.folder.resume(run, self.problem, self.start, self.columns)
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint, or to leave with one; alike in all processes."""
+        """Whether it is time for a checkpoint, or to leave with one; the same in all processes."""
         late = self.folder.is_leader and time.monotonic() - self.written >= self.seconds
         late, self.number = agree(self.problem.mesh, int(late), self.signals.received or 0)
         return bool(late or self.number)

@@ -14,13 +14,13 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A sentence, the number that tests it and what the number has to be.
+    """A sentence, the number that tests it and the bound it has to meet.
 
     Attributes:
         sentence: as the source has it.
-        source: where it stands.
+        source: the page or section it is from.
         measure: what the number is.
-        value, relation, bound: the claim is held where `value relation bound` is true.
+        value, relation, bound: the claim is held if `value relation bound` is true.
         quoted: whether the sentence is the source's word for word.
     """
 
@@ -34,7 +34,7 @@ class Claim:
 
     @property
     def held(self) -> bool:
-        """Whether the number bears the sentence out; one that is not a number never does."""
+        """Whether the number meets the bound; one that is not a number never does."""
         return bool(_RELATIONS[self.relation](self.value, self.bound))
 
 

@@ -70,7 +70,7 @@ def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[
 
 
 def _title(sections: Sequence[Section]) -> str:
-    """The paper's, or the name of the problem where there is nothing but a user's own."""
+    """The paper's, or the name of the problem if there is only a user's own."""
     (first, *others) = sections
     alone = first.record.name == "solve" and not others
     return str(first.record.settings["problem"]) if alone else TITLE
@@ -90,7 +90,7 @@ def embed(data: Any) -> str:
 
 
 def _numbers(values: np.ndarray, digits: int = 5) -> list[Any]:
-    """Short numbers; null where one is not finite."""
+    """Short numbers; null if one is not finite."""
 
     def short(v: float) -> Any:
         if not math.isfinite(v):
