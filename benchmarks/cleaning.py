@@ -9,6 +9,7 @@ reads, with what was tried. No test image and no knowledge of the wrong labels e
 """
 
 import argparse
+import json
 import pathlib
 import time
 
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pdbo.app.records import plain
 from pdbo.experiments import cleaning
 from pdbo.experiments._images import images
-from pdbo.experiments._record import dump
 
 from .record import provenance
 
@@ -146,7 +147,8 @@ def main() -> None:
             "chosen": chosen,
             **provenance(),
         }
-        cleaning.settings_file(model).write_bytes(dump(record))
+        text = json.dumps(plain(record), indent=1, sort_keys=True)
+        cleaning.settings_file(model).write_text(text + "\n")
 
 
 if __name__ == "__main__":

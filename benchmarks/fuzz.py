@@ -169,7 +169,7 @@ def _written(draw: random.Random) -> bytes:
 
 def damage(folder: pathlib.Path, number: int) -> None:
     """Damage a record: bits, lengths, types, with its checksum set right or not."""
-    from pdbo.experiments._record import _seal
+    from pdbo._sealed import seal
 
     draw = random.Random(number)
     path = folder / draw.choice(("record.json", "arrays.npz", "times.json"))
@@ -194,7 +194,7 @@ def damage(folder: pathlib.Path, number: int) -> None:
         body[key] = draw.choice((None, [], {}, 3, -1.5, "text", True, {"a": []}, [[{}]], "x" * 400))
         if draw.random() < 0.2:
             del body[key]
-        path.write_bytes(_seal(body))
+        path.write_bytes(seal(body))
 
 
 def _prepare(folder: pathlib.Path, made: dict[str, Any], finished: pathlib.Path) -> pathlib.Path:
@@ -259,8 +259,7 @@ def _watch(folders: list[pathlib.Path], log: int) -> None:
 def _child(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path], log: int) -> None:
     """Run a case in this process, which it ends."""
     import pdbo
-    from pdbo import _cli
-    from pdbo.experiments import _record, _runner
+    from pdbo.app import cli, records, runner
 
     def finished(module: Any, name: str, seed: int, quick: bool, track: Any, **_: Any) -> Any:
         if name != "paths":
@@ -270,13 +269,13 @@ def _child(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path]
     def unsolved(*_: Any, **__: Any) -> Any:
         raise pdbo.ProblemError("it is not solved here.")
 
-    record = _record.read(work / "folder" / "paths") if made["record"] is None else None
-    _runner.run = finished
+    record = records.read(work / "folder" / "paths") if made["record"] is None else None
+    runner.run = finished
     if not made["solves"]:
         pdbo.solve = unsolved
     os.chdir(work)
     _watch(outputs, log)
-    _cli.main(made["arguments"])
+    cli.main(made["arguments"])
 
 
 def _forked(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path]) -> int | str:
@@ -354,8 +353,8 @@ def _chunk(seed: int, indices: list[int], finished: pathlib.Path) -> list[Any]:
     """Some cases, forked from a process that has imported everything."""
     import matplotlib.figure  # noqa: F401
 
-    from pdbo import _cli, report, solve  # noqa: F401
-    from pdbo.experiments import _user  # noqa: F401
+    from pdbo import solve  # noqa: F401
+    from pdbo.app import cli, report, user  # noqa: F401
 
     return [(index, *check(seed, index, finished)) for index in indices]
 

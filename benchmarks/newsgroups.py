@@ -17,7 +17,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from pdbo.experiments import _corpus, _record, _runner, newsgroups
+from pdbo.app import records, runner
+from pdbo.experiments import _corpus, newsgroups
+from pdbo.experiments._results import Record
 
 from .record import FOLDER, write
 
@@ -50,7 +52,7 @@ def iterations() -> dict[str, list[int]]:
     The record has a row every so many iterations: for PDBO the row that has passed counts, for the
     others the one before.
     """
-    record = _record.read(FOLDER / "newsgroups")
+    record = records.read(FOLDER / "newsgroups")
     found = {}
     for name in RACE:
         passed = 100 * record[f"{name}.accuracy"] >= newsgroups.RIVALS
@@ -88,11 +90,11 @@ def arrival(data: pathlib.Path | None) -> None:
     print("kept in", write(f"arrival-{jax.default_backend()}", settings, found))
 
 
-def renewed(rows: tuple[str, ...], data: pathlib.Path | None) -> _record.Record:
+def renewed(rows: tuple[str, ...], data: pathlib.Path | None) -> Record:
     """The kept record with some of its rows run anew, by the same versions on the same device."""
-    kept = _record.read(FOLDER / "newsgroups")
+    kept = records.read(FOLDER / "newsgroups")
     with jax.enable_x64(True):
-        here = _record.provenance()
+        here = records.provenance()
         if here != kept.provenance:
             raise SystemExit(f"The record was kept by {kept.provenance}, this is {here}.")
         found = newsgroups.run(0, False, track, data, rows)
@@ -110,7 +112,7 @@ def renewed(rows: tuple[str, ...], data: pathlib.Path | None) -> _record.Record:
             | {"bytes": times["measured"]["bytes"] | found.measured["bytes"]},
         },
     )
-    return _runner.with_claims(record, newsgroups)
+    return runner.with_claims(record, newsgroups)
 
 
 def main() -> None:
@@ -126,8 +128,8 @@ def main() -> None:
     if options.rows:
         record = renewed(tuple(options.rows), options.data)
     else:
-        record = _runner.run(newsgroups, "newsgroups", 0, False, track, data=options.data)
-    _record.write(options.out, record)
+        record = runner.run(newsgroups, "newsgroups", 0, False, track, data=options.data)
+    records.write(options.out, record)
     for claim in record.claims:
         sign = "held" if claim.held else "NOT HELD"
         print(f"{sign}: {claim.sentence} {claim.value:.4g} {claim.relation} {claim.bound:.4g}")

@@ -273,8 +273,8 @@ def _pictures(record: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path
     import matplotlib
     from matplotlib.figure import Figure
 
-    from pdbo.report._draw import _RC
-    from pdbo.report._style import COLORS
+    from pdbo.app.report._draw import _RC
+    from pdbo.app.report._style import COLORS
 
     workloads = record["results"]["workloads"]
     names, paths = _names(workloads), []

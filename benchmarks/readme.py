@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import pdbo
-from pdbo.experiments._record import Claim, read
+from pdbo.app.records import read
+from pdbo.experiments._results import Claim
 from pdbo.experiments._views import Table
 from pdbo.solvers import SOLVERS
 
@@ -246,8 +247,8 @@ def draw() -> None:
     """Every figure that a page shows, as a picture of few colours in docs/figures."""
     from PIL import Image
 
+    from pdbo.app.report._draw import draw
     from pdbo.experiments import load
-    from pdbo.report._draw import draw
 
     folder = ROOT / "docs" / "figures"
     folder.mkdir(exist_ok=True)

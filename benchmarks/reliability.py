@@ -29,8 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import pdbo
-from pdbo import _checkpoint
+from pdbo._sealed import Hashed
 from pdbo._solution import launch
+from pdbo.checkpoint.arrays import named, store
+from pdbo.checkpoint.packing import pack
 from pdbo.solvers import SOLVERS
 
 from . import fuzz
@@ -70,9 +72,9 @@ toy_ = toy()
 
 def contents(solution: pdbo.results.Solution) -> dict[str, bytes]:
     """All there is of a solution, as bytes by name."""
-    header, arrays = _checkpoint._pack(solution)
+    header, arrays = pack(solution)
     point = {"x": solution.x, "y": solution.y, "multiplier": solution.multiplier}
-    stored = {n: _checkpoint._store(n, leaf) for n, leaf in _checkpoint._named(point)}
+    stored = {n: store(n, leaf) for n, leaf in named(point)}
     found = {n: s.data.tobytes() for n, s in (arrays | stored).items()}
     return found | {"result": header["result"].encode(), "step": str(header["step"]).encode()}
 
@@ -97,7 +99,7 @@ def _use_cache(cache: str) -> None:
 
 def _watched() -> list[tuple[Any, str]]:
     """What a save does to the disk, step by step."""
-    return [(_checkpoint._Hashed, "write"), (os, "fsync"), (os, "replace"), (os, "unlink")]
+    return [(Hashed, "write"), (os, "fsync"), (os, "replace"), (os, "unlink")]
 
 
 def _kill_at(calls: int) -> None:
@@ -108,7 +110,7 @@ def _kill_at(calls: int) -> None:
         def watched(*arguments: Any) -> Any:
             nonlocal done
             done += 1
-            if done == calls and isinstance(arguments[0], _checkpoint._Hashed):
+            if done == calls and isinstance(arguments[0], Hashed):
                 half = bytes(arguments[1])[: len(arguments[1]) // 2]
                 arguments[0].file.write(half)
                 arguments[0].file.flush()
@@ -276,7 +278,7 @@ def _harm(
             content[place:end] = bytes(end - place)
         elif way == "version":
             content = bytearray(
-                before.replace(b"point 1\n", b"point %d\n" % draw.choice([0, 2]), 1)
+                before.replace(b"point 2\n", b"point %d\n" % draw.choice([1, 3]), 1)
             )
         elif way == "empty":
             content.clear()

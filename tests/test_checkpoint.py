@@ -20,8 +20,10 @@ import pytest
 
 import cases
 import pdbo
-from pdbo import _checkpoint, _host
+from pdbo import _host, _sealed
+from pdbo._signals import Signals
 from pdbo._solution import launch
+from pdbo.checkpoint import CheckpointWriter, Folder, format, packing
 
 SOLVER = pdbo.ProximalPDBO(cases.paper_pdbo(), round_steps=7, choose="random")
 X0, Y0, KEY = 2.0, jnp.array([0.5, 0.5]), jax.random.key(3)
@@ -254,7 +256,7 @@ def damage(path, way, draw):
     elif way == "append":
         content += b"x"
     elif way == "version":
-        content = bytearray(content.replace(b"checkpoint 1\n", b"checkpoint 2\n", 1))
+        content = bytearray(content.replace(b"checkpoint 2\n", b"checkpoint 1\n", 1))
     elif way == "empty":
         content.clear()
     path.write_bytes(content)
@@ -275,8 +277,9 @@ def test_damage_is_noticed_and_the_previous_checkpoint_used(way, good, tmp_path)
         for name, content in good.items():
             (tmp_path / name).write_bytes(content)
         damage(tmp_path / new, way, draw)
-        with pytest.warns(pdbo.CheckpointWarning, match=f"{new}.*{old} is used instead"):
+        with pytest.warns(pdbo.CheckpointWarning, match=f"{new}.*{old} is used instead") as said:
             found = pdbo.load(tmp_path, cases.toy(), SOLVER)
+        assert said[0].filename == __file__  # the line of the user's
         assert found.steps == 15 and found.result is pdbo.RESULTS.interrupted
         damage(tmp_path / old, way, draw)
         with pytest.raises(pdbo.CheckpointError, match=new):
@@ -306,17 +309,17 @@ def test_swapped_files_and_none_left(good, tmp_path):
     ):
         run(tmp_path)
     (tmp_path / old).write_bytes(b"")
-    with pytest.raises(pdbo.CheckpointError, match="remove them to start anew"):
+    with pytest.raises(pdbo.CheckpointError, match="remove them to start again"):
         run(tmp_path)
     assert files(tmp_path) == [old, new]
 
 
-def test_a_file_made_to_mislead_is_refused(whole, tmp_path):
+def test_a_file_made_to_mislead_is_refused(whole, tmp_path, monkeypatch):
     """With digests that are right, and contents that are not."""
     path = tmp_path / "run.pdbo"
-    header, arrays = _checkpoint._pack(whole)
+    header, arrays = packing.pack(whole)
     pickled = dict(arrays)
-    pickled["f"] = _checkpoint.Stored("float64", (), np.array([print], object))
+    pickled["f"] = format.Stored("float64", (), np.array([print], object))
     for change in (
         lambda: (header | {"x": "os.system"}, arrays),
         lambda: (header | {"x": {"set": []}}, arrays),
@@ -327,17 +330,17 @@ def test_a_file_made_to_mislead_is_refused(whole, tmp_path):
         lambda: (header, {k: v for k, v in arrays.items() if k != "state.step"}),
         lambda: (header, arrays | {"state.step": arrays["history.f"]}),
     ):
-        _checkpoint._write(path, *change())
+        format.write(path, *change())
         with pytest.raises(pdbo.CheckpointError):
             pdbo.load(path, cases.toy(), SOLVER)
-    plain = {k: v for k, v in pickled.items() if k == "f"}
-    _checkpoint.Stored.sha256, digest = property(lambda self: "0"), _checkpoint.Stored.sha256
-    try:
-        _checkpoint._write(path, header, plain)
-        with pytest.raises(pdbo.CheckpointError, match="not those of a checkpoint"):
+    for listed in (3, [3], [{"name": "f"}], [{"name": "f", "dtype": "int8", "shape": 1}]):
+        _sealed.write(path, "checkpoint", format.VERSION, header | {"arrays": listed}, {})
+        with pytest.raises(pdbo.CheckpointError, match="its arrays are not those listed"):
             pdbo.load(path, cases.toy(), SOLVER)
-    finally:
-        _checkpoint.Stored.sha256 = digest
+    monkeypatch.setattr(_sealed, "write_npz", lambda file, arrays: np.savez(file, **arrays))
+    format.write(path, header, pickled)
+    with pytest.raises(pdbo.CheckpointError, match="its arrays cannot be read"):
+        pdbo.load(path, cases.toy(), SOLVER)
 
 
 def test_loading_imports_nothing(tmp_path, whole):
@@ -375,9 +378,9 @@ def test_a_folder_that_cannot_be_written_to_is_said_at_once(tmp_path):
 
 def test_two_runs_on_one_folder(whole, tmp_path):
     """The second is refused, in the same process too; the lock of a dead process is not one."""
-    with _checkpoint.Folder(tmp_path), pytest.raises(pdbo.CheckpointError, match="is in use by"):
+    with Folder(tmp_path), pytest.raises(pdbo.CheckpointError, match="is in use by"):
         run(tmp_path)
-    holder = "import sys, time\nfrom pdbo._checkpoint import Folder\n"
+    holder = "import sys, time\nfrom pdbo.checkpoint import Folder\n"
     holder += "with Folder(sys.argv[1]):\n    print('locked', flush=True)\n    time.sleep(100)\n"
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -467,7 +470,7 @@ def test_handlers_are_put_back_and_those_of_others_left(tmp_path):
     try:
         seen = []
         run(tmp_path, steps=20, observe=None)
-        with _checkpoint.Signals():
+        with Signals():
             seen.append(signal.getsignal(signal.SIGTERM))
         assert seen == [mine] and signal.getsignal(signal.SIGTERM) is mine
     finally:
@@ -478,12 +481,12 @@ def test_handlers_are_put_back_and_those_of_others_left(tmp_path):
 
 def test_a_signal_that_comes_too_late_is_passed_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
-        with _checkpoint.CheckpointWriter(tmp_path, 0.0, cases.toy(), None, set()) as keeper:
+        with CheckpointWriter(tmp_path, 0.0, cases.toy(), None, set()) as writer:
             signal.raise_signal(signal.SIGINT)
             until = time.monotonic() + 10  # a thread hears it
-            while keeper.signals.received is None and time.monotonic() < until:
+            while writer.signals.received is None and time.monotonic() < until:
                 time.sleep(0.01)
-            assert keeper.signals.received == signal.SIGINT
+            assert writer.signals.received == signal.SIGINT
 
 
 def test_a_run_that_failed_can_be_put_right(tmp_path):

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pdbo.app.report._draw import draw
 from pdbo.experiments import Unavailable, _images, cleaning
-from pdbo.experiments._record import Record
-from pdbo.report._draw import draw
+from pdbo.experiments._results import Record
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared" / "data" / "mnist"
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pdbo import _cli
+from pdbo.app import cli, inputs
 
 PROBLEM = """
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 def test_help_list_and_input_errors_import_no_jax(arguments, code):
     script = (
         "import sys\n"
-        "from pdbo._cli import run\n"
+        "from pdbo.app.cli import run\n"
         f"code = run({arguments!r})\n"
         "heavy = {'jax', 'matplotlib', 'sklearn', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
@@ -177,7 +177,7 @@ def test_bad_input_is_one_sentence_and_code_2(arguments, sentence, file, monkeyp
     before = sorted(p.name for p in folder.iterdir())
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PDBO_DEBUG", raising=False)
-    assert _cli.run(arguments) == 2
+    assert cli.run(arguments) == 2
     error = capsys.readouterr().err
     assert sentence in error
     assert error.startswith("pdbo: ")
@@ -256,32 +256,33 @@ def test_unexpected_errors_are_one_sentence_unless_debugging(monkeypatch, capsys
     def full(*_):
         raise OSError(28, "No space left on device", "results/index.html")
 
-    monkeypatch.setattr(_cli, "_report", full)
-    assert _cli.run(["report", str(tmp_path)]) == 1
+    monkeypatch.setattr(cli, "_report", full)
+    assert cli.run(["report", str(tmp_path)]) == 1
     expected = "pdbo: results/index.html: No space left on device.\n"
     assert capsys.readouterr().err == expected
-    monkeypatch.setattr(_cli, "_report", broken)
+    monkeypatch.setattr(cli, "_report", broken)
     monkeypatch.delenv("PDBO_DEBUG", raising=False)
-    assert _cli.run(["report", str(tmp_path)]) == 1
+    assert cli.run(["report", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error == "pdbo: RuntimeError: the disk (PDBO_DEBUG=1 shows where).\n"
     monkeypatch.setenv("PDBO_DEBUG", "1")
     with pytest.raises(RuntimeError, match="melted"):
-        _cli.run(["report", str(tmp_path)])
-    assert _cli.run(["report", "--bad"]) == 2  # a usage error is one sentence even then
+        cli.run(["report", str(tmp_path)])
+    assert cli.run(["report", "--bad"]) == 2  # a usage error is one sentence even then
 
 
 def test_a_failed_experiment_does_not_stop_the_others(monkeypatch, capsys, tmp_path):
-    from pdbo.experiments import _runner, paths
+    from pdbo.app import runner
+    from pdbo.experiments import paths
 
     def load(name):
         if name == "toy":
             raise ArithmeticError("no luck")
         return paths
 
-    monkeypatch.setattr(_runner, "load", load)
+    monkeypatch.setattr(runner, "load", load)
     out = tmp_path / "results"
-    code = _cli.run(["reproduce", "toy", "paths", "--quick", "--out", str(out)])
+    code = cli.run(["reproduce", "toy", "paths", "--quick", "--out", str(out)])
     error = capsys.readouterr().err
     assert code == 1
     assert "pdbo: toy failed with ArithmeticError: no luck.\n" in error
@@ -294,24 +295,25 @@ def test_data_is_handed_to_those_who_declare_it_and_downloads_run_by_name_only(
 ):
     from types import SimpleNamespace
 
-    from pdbo.experiments import EXPERIMENTS, Experiment, Unavailable, _runner
+    from pdbo.app import runner
+    from pdbo.experiments import EXPERIMENTS, Experiment, Unavailable
 
     def reads(seed, quick, track, data):
         raise Unavailable(f"there is no corpus in {data.name}; fetch one.")
 
     entry = Experiment("reads", (1, 1), data="a corpus", download=True)
     monkeypatch.setitem(EXPERIMENTS, "reads", entry)
-    monkeypatch.setattr(_runner, "load", lambda name: SimpleNamespace(run=reads))
-    assert "reads" not in _cli._experiments([])
+    monkeypatch.setattr(runner, "load", lambda name: SimpleNamespace(run=reads))
+    assert "reads" not in inputs.experiments([])
     corpus = tmp_path / "corpus"
     command = ["reproduce", "reads", "--out", str(tmp_path / "out"), "--data", str(corpus)]
-    assert _cli.run(command) == 2
+    assert cli.run(command) == 2
     assert "--data must be a folder" in capsys.readouterr().err
     corpus.mkdir()
-    assert _cli.run(command) == 1
+    assert cli.run(command) == 1
     error = capsys.readouterr().err
     assert "pdbo: reads was not run: there is no corpus in corpus; fetch one.\n" in error
-    assert _cli.run(["list"]) == 0
+    assert cli.run(["list"]) == 0
     assert "reads (a corpus, downloaded)" in capsys.readouterr().out
 
 
@@ -412,12 +414,12 @@ def test_what_stands_in_the_way_is_named(name, tmp_path, capsys):
     else:
         (tmp_path / name).mkdir()
     for command in (["report", str(tmp_path)], ["reproduce", "--resume", "--out", str(tmp_path)]):
-        assert _cli.run(command) == 2
+        assert cli.run(command) == 2
         assert f"{name} is a " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_is_refused(tmp_path, capsys):  # pragma: no cover
     tmp_path.chmod(0o500)
-    assert _cli.run(["reproduce", "toy", "--out", str(tmp_path / "out")]) == 2
+    assert cli.run(["reproduce", "toy", "--out", str(tmp_path / "out")]) == 2
     assert "cannot be written to: Permission denied" in capsys.readouterr().err

@@ -14,12 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from pdbo import _cli, report
-from pdbo.experiments import EXPERIMENTS, _record, _runner, _views, load, rates
-from pdbo.experiments._progress import Progress
+from pdbo._files import write_file
+from pdbo._sealed import digest, seal, write_npz
+from pdbo.app import cli, folders, records, report, runner
+from pdbo.app.progress import Progress
+from pdbo.experiments import EXPERIMENTS, _views, load, rates
+from pdbo.experiments._results import Claim, Record
 
 DEFAULT = [name for name, experiment in EXPERIMENTS.items() if not experiment.by_name]
-CLAIM = _record.Claim("It works.", "page 1", "a number", 1.0, "<", 2.0)
+CLAIM = Claim("It works.", "page 1", "a number", 1.0, "<", 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def results(quick_run):
 
 @pytest.fixture
 def record():
-    return _record.Record(
+    return Record(
         "paths", 0, True, {"a": 1.5, "b": [1, 2]},
         {"v": np.arange(3.0), "s": np.array(2.0), "m": np.ones((2, 2), np.int32)},
         {"PDBO": {"f": 1}}, (CLAIM,),
@@ -40,7 +43,7 @@ def record():
 def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(results):
     page = (results / "index.html").read_text()
     for name in DEFAULT:
-        record = _record.read(results / name)
+        record = records.read(results / name)
         assert record.quick
         assert record.seed == 0
         assert record.provenance["x64"]
@@ -56,7 +59,7 @@ def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(result
 def test_same_seed_same_bytes(results, quick_run):
     again = quick_run("second")
     for name in DEFAULT:
-        for file in (_record.RECORD, _record.ARRAYS):
+        for file in (folders.RECORD, folders.ARRAYS):
             assert (again / name / file).read_bytes() == (results / name / file).read_bytes()
     timed = {"digits"}  # drawn against seconds
     for figure in sorted((results / "figures").iterdir()):
@@ -77,7 +80,7 @@ def test_report_needs_the_records_alone(results, tmp_path):
         shutil.copytree(results / name, tmp_path / name)
     code = (
         "import pathlib, sys\n"
-        "from pdbo.report import build\n"
+        "from pdbo.app.report import build\n"
         f"build(pathlib.Path({str(tmp_path)!r}))\n"
         "assert 'jax' not in sys.modules\n"
     )
@@ -87,9 +90,9 @@ def test_report_needs_the_records_alone(results, tmp_path):
 
 def test_claims_in_the_record_follow_from_the_record(results):
     for name in DEFAULT:
-        claims = load(name).claims(_record.read(results / name))
+        claims = load(name).claims(records.read(results / name))
         body = json.loads((results / name / "record.json").read_text())
-        wanted = [_record.plain(dataclasses.asdict(c) | {"held": c.held}) for c in claims]
+        wanted = [records.plain(dataclasses.asdict(c) | {"held": c.held}) for c in claims]
         assert body["claims"] == wanted
 
 
@@ -105,13 +108,13 @@ def test_report_trusts_results_only_and_goes_on_after_damage(results, tmp_path, 
     del body["sha256"]
     for claim in body["claims"]:
         claim |= {"value": 0.0, "bound": 1.0, "relation": "<", "held": True, "sentence": "Mine."}
-    (tmp_path / "digits" / "record.json").write_bytes(_record._seal(body))
+    (tmp_path / "digits" / "record.json").write_bytes(seal(body))
     report.build(tmp_path)
     assert page.read_bytes() == before
 
     record = tmp_path / "paths" / "record.json"
     record.write_text(record.read_text().replace('"quick": true', '"quick": false'))
-    assert _cli.run(["report", str(tmp_path)]) == 2
+    assert cli.run(["report", str(tmp_path)]) == 2
     shown = capsys.readouterr()
     assert f"pdbo: {record} was changed or damaged after it was written.\n" in shown.err
     text = page.read_text()
@@ -135,9 +138,9 @@ def test_a_record_of_another_shape_is_one_sentence(body, results, tmp_path, caps
     whole = json.loads((folder / "record.json").read_text())
     del whole["sha256"]
     sealed = isinstance(body, dict) and body and "sha256" not in body
-    raw = _record._seal(whole | body) if sealed else json.dumps(body).encode()
+    raw = seal(whole | body) if sealed else json.dumps(body).encode()
     (folder / "record.json").write_bytes(raw)
-    code = _cli.run(["report", str(tmp_path)])
+    code = cli.run(["report", str(tmp_path)])
     error = capsys.readouterr().err
     if body in ({"seed": {}}, {"quick": "maybe"}):  # nothing follows from them but what is shown
         assert code in (0, 2)
@@ -148,7 +151,7 @@ def test_a_record_of_another_shape_is_one_sentence(body, results, tmp_path, caps
 
 
 def test_what_the_paper_shows_on_the_toy_problem(results):
-    toy, record = load("toy"), _record.read(results / "toy")
+    toy, record = load("toy"), records.read(results / "toy")
     ends = {m: toy.measures(record, m)["z"][:2, -1] for m in toy.METHODS}
     assert np.all(ends["PDBO"] <= 1e-3)
     assert np.all(ends["Proximal-PDBO"] <= 1e-2)
@@ -166,7 +169,7 @@ def test_what_the_paper_shows_on_the_toy_problem(results):
 
 
 def test_positive_multiplier_and_slackness_on_the_paths(results):
-    paths, record = load("paths"), _record.read(results / "paths")
+    paths, record = load("paths"), records.read(results / "paths")
     assert all(c.held for c in paths.claims(record) if c.quoted)
     assert np.all(record["multiplier"][2:, 0] == 0)
     assert np.all(record["multiplier"][2:, -1] > 0.1)  # the constraint alone raised it
@@ -178,7 +181,7 @@ def without(record, **arrays):
 
 def test_claims_fail_where_the_paper_is_contradicted(results):
     """Each is turned by results that contradict it."""
-    paths, record = load("paths"), _record.read(results / "paths")
+    paths, record = load("paths"), records.read(results / "paths")
     ended = np.concatenate([record["multiplier"][:, :-1], np.zeros((4, 1))], 1)
     assert not paths.claims(without(record, multiplier=ended))[0].held
     steady = np.repeat(record["multiplier"][:, -1:], record["multiplier"].shape[1], 1)
@@ -187,7 +190,7 @@ def test_claims_fail_where_the_paper_is_contradicted(results):
     assert not any(c.held for c in paths.claims(without(record, y=away))[2:4])
     assert not paths.claims(without(record, eps=np.full(4, 0.1)))[4].held
 
-    record = _record.read(results / "rates")
+    record = records.read(results / "rates")
     assert np.all(record["T.errors"] > 0)  # the constraint is violated on the way: nothing is void
     for key, claims in (("T", (0, 3)), ("N", (1, 3)), ("K", (2, 4))):
         flat = np.broadcast_to(record[f"{key}.errors"][:1], record[f"{key}.errors"].shape)
@@ -201,7 +204,7 @@ def test_claims_fail_where_the_paper_is_contradicted(results):
 
 def test_notes_follow_the_data(results):
     """A start from which a method reaches the optimum is not described by where another ended."""
-    sine, record = load("sine"), _record.read(results / "sine")
+    sine, record = load("sine"), records.read(results / "sine")
     notes = sine.scene(record).notes
     assert len(notes) == len(record["starts"])
     for k, note in enumerate(notes):
@@ -216,7 +219,7 @@ def test_notes_follow_the_data(results):
 
 
 def test_fixed_steps_fail_on_the_sine_problem_and_the_automatic_solver_does_not(results):
-    sine, record = load("sine"), _record.read(results / "sine")
+    sine, record = load("sine"), records.read(results / "sine")
     last = {m: sine.measures(record, m)["worst"][-1] for m in record.calls}
     assert last["PDBO"] > 1
     assert last["AID-FP"] > 1
@@ -225,7 +228,7 @@ def test_fixed_steps_fail_on_the_sine_problem_and_the_automatic_solver_does_not(
 
 
 def test_the_theorems_hold(results):
-    assert all(c.held for c in rates.claims(_record.read(results / "rates")))
+    assert all(c.held for c in rates.claims(records.read(results / "rates")))
 
 
 def test_the_optimum_of_the_rates_problem_is_certified():
@@ -258,28 +261,33 @@ def test_a_claim_is_held_by_its_number_alone():
 
 def test_a_record_reads_back(record, tmp_path):
     record = dataclasses.replace(record, claims=(dataclasses.replace(CLAIM, value=np.inf),))
-    _record.write(tmp_path, record)
-    found = _record.read(tmp_path / "paths")
+    records.write(tmp_path, record)
+    found = records.read(tmp_path / "paths")
     for field in ("name", "seed", "quick", "settings", "calls", "provenance", "times"):
         assert getattr(found, field) == getattr(record, field)
     assert found["m"].dtype == np.int32
     np.testing.assert_array_equal(found["v"], record["v"])
     assert found["s"].shape == ()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["paths"]
-    _record.write(tmp_path, dataclasses.replace(record, seed=1))  # replaces
-    assert _record.read(tmp_path / "paths").seed == 1
+    records.write(tmp_path, dataclasses.replace(record, seed=1))  # replaces
+    assert records.read(tmp_path / "paths").seed == 1
 
 
 def test_records_do_not_depend_on_time_or_order(record):
-    first = _record.pack(record.arrays)
-    assert first == _record.pack(dict(reversed(record.arrays.items())))
-    digest = hashlib.sha256(first).hexdigest()
-    assert digest == hashlib.sha256(_record.pack(record.arrays)).hexdigest()
+    def packed(arrays, compress):
+        out = io.BytesIO()
+        write_npz(out, arrays, compress)
+        return out.getvalue()
+
+    for compress in (False, True):
+        first = packed(record.arrays, compress)
+        assert first == packed(dict(reversed(record.arrays.items())), compress)
+    assert digest(first) == hashlib.sha256(first).hexdigest()
 
 
 @pytest.mark.parametrize("damage", ["arrays.npz", "record.json", "times.json", "bit", "pickle"])
 def test_a_damaged_record_is_noticed_and_run_again(damage, record, tmp_path):
-    _record.write(tmp_path, record)
+    records.write(tmp_path, record)
     folder = tmp_path / "paths"
     if damage == "bit":
         raw = bytearray((folder / "arrays.npz").read_bytes())
@@ -291,12 +299,12 @@ def test_a_damaged_record_is_noticed_and_run_again(damage, record, tmp_path):
         raw = (folder / "arrays.npz").read_bytes()
         body["arrays_sha256"] = hashlib.sha256(raw).hexdigest()
         del body["sha256"]
-        (folder / "record.json").write_bytes(_record._seal(body))
+        (folder / "record.json").write_bytes(seal(body))
     else:
         (folder / damage).unlink()
-    with pytest.raises(_record.RecordError):
-        _record.read(folder)
-    assert _runner.finished(tmp_path, "paths") is None
+    with pytest.raises(records.RecordError):
+        records.read(folder)
+    assert runner.finished(tmp_path, "paths") is None
     page, damaged = report.build(tmp_path)
     assert page is None
     assert len(damaged) == 1 and str(folder) in damaged[0]
@@ -308,9 +316,9 @@ def test_a_failed_write_leaves_nothing(record, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        _record.write(tmp_path, record)
+        records.write(tmp_path, record)
     with pytest.raises(OSError, match="No space"):
-        _record.write_file(tmp_path / "page.html", b"text")
+        write_file(tmp_path / "page.html", b"text")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -322,8 +330,8 @@ def test_leftovers_of_a_kill_are_cleared(record, tmp_path):
     (tmp_path / f".index.html.{gone}").write_bytes(b"half")
     (tmp_path / f".index.html.{os.getppid()}").write_bytes(b"of a process that runs")
     (tmp_path / ".index.html.mine").write_bytes(b"of somebody else")
-    _record.write(tmp_path, record)
-    _record.write_file(tmp_path / "index.html", b"whole")
+    records.write(tmp_path, record)
+    write_file(tmp_path / "index.html", b"whole")
     kept = [f".index.html.{os.getppid()}", ".index.html.mine", "index.html", "paths"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
@@ -353,10 +361,8 @@ def test_progress_in_a_log_and_on_a_terminal(columns, monkeypatch):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_progress_says_how_much_time_is_left(terminal, monkeypatch):
     """40 s for the first of two runs of equal weight, in four parts of 10 s."""
-    from pdbo.experiments import _progress
-
     clock = [0.0]
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("pdbo.app.progress.time.monotonic", lambda: clock[0])
     monkeypatch.setenv("COLUMNS", "60")
     file = Terminal() if terminal else io.StringIO()
     with Progress({"toy": 1.0, "sine": 1.0}, file) as progress:
@@ -436,7 +442,7 @@ def test_scoreboard(monkeypatch, tmp_path):
     module = load("problems")
     monkeypatch.setattr(module, "QUICK", ("mb-3.10", "mb-3.18"))
     monkeypatch.setattr(module, "QUICK_RIVALS", ("PDBO",))
-    record = _runner.run(module, "problems", 1, True, iter)
+    record = runner.run(module, "problems", 1, True, iter)
     assert record["AutoPDBO.solved"].shape == (2, 16)
     # what the runs ended with, against the definition of solved
     near = record["AutoPDBO.f_error"] <= 1e-2
@@ -447,7 +453,7 @@ def test_scoreboard(monkeypatch, tmp_path):
     assert np.isnan(module.share(record, "PDBO", "unique"))
     claims = {c.sentence: c.held for c in record.claims}
     assert claims["multistart from 16 starts solves nearly every problem."]
-    _record.write(tmp_path, record)
+    records.write(tmp_path, record)
     report.build(tmp_path)
     assert "mb-3.18" in (tmp_path / "index.html").read_text()
     (figure,) = module.figures(record)

@@ -176,8 +176,8 @@ def test_open_mpi_5_says_who_we_are(monkeypatch):
 
 
 def test_the_command_asks_for_distributed(capsys):
-    from pdbo import _cli
+    from pdbo.app import cli, errors
 
-    assert _cli.run(["solve", f"{__file__}:problem", "--rank", "0"]) == _cli.BAD_INPUT
+    assert cli.run(["solve", f"{__file__}:problem", "--rank", "0"]) == errors.BAD_INPUT
     assert capsys.readouterr().err == "pdbo: --rank needs --distributed.\n"
-    assert _cli.LOST == hosts.LOST
+    assert errors.LOST == hosts.LOST

@@ -11,7 +11,8 @@ import scipy.optimize
 import scipy.sparse as sp
 
 import pdbo
-from pdbo.experiments import Unavailable, _corpus, _runner, newsgroups
+from pdbo.app import runner
+from pdbo.experiments import Unavailable, _corpus, newsgroups
 
 pytest.importorskip("sklearn")
 SHARED = pathlib.Path(__file__).parents[2] / "shared" / "data" / "scikit_learn_data"
@@ -93,7 +94,7 @@ def record():
         patch.setattr(newsgroups, "METHODS", names)
         patch.setattr(newsgroups, "FEATURES", names[-1:])
         patch.setattr(newsgroups, "_solvers", lambda: dict.fromkeys(names, solver))
-        yield _runner.run(newsgroups, "newsgroups", 0, True, iter, data=None)
+        yield runner.run(newsgroups, "newsgroups", 0, True, iter, data=None)
 
 
 def test_a_run_has_every_column(record):

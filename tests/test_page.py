@@ -16,9 +16,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from pdbo import report
-from pdbo.experiments import EXPERIMENTS, _record, _views, load
-from pdbo.report import _draw, _page, _style
+from pdbo.app import records, report
+from pdbo.app.report import _draw, _page, _style
+from pdbo.experiments import EXPERIMENTS, _views, load
+from pdbo.experiments._results import Claim, Record
 
 HOW = "no browser: install the Debian packages chromium and chromium-driver (apt-get install)"
 HOSTILE = (
@@ -35,7 +36,7 @@ def results(quick_run):
 def hostile(tmp_path_factory):
     """The record of a user's problem with names that try to break out."""
     out = tmp_path_factory.mktemp("hostile")
-    names = _record.Record(
+    names = Record(
         "solve", 0, False,
         {"problem": HOSTILE, "solver": HOSTILE, "tol": 1e-4, HOSTILE: HOSTILE},
         {f"history.{k}": np.array([1.0, 0.5, 0.1]) for k in
@@ -45,11 +46,11 @@ def hostile(tmp_path_factory):
            ("stationarity", "feasibility", "complementarity", "distance", "inner_gap",
             "inner_residual", "multiplier", "slack", "eps")},
         {HOSTILE: {"f": 1, "g": 2, "products": 3}},
-        (_record.Claim(HOSTILE, HOSTILE, HOSTILE, np.nan, "<=", np.inf),),
+        (Claim(HOSTILE, HOSTILE, HOSTILE, np.nan, "<=", np.inf),),
         {"versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "platform": HOSTILE, "x64": True},
         {"wall": 1.0},
     )  # fmt: skip
-    _record.write(out, names)
+    records.write(out, names)
     page, damaged = report.build(out)
     assert not damaged
     return page
@@ -302,7 +303,7 @@ def test_browser_every_experiment_is_whole(page, results):
             " s.innerText.match(/NaN|undefined|Infinity/g)]",
             name,
         )
-        record = _record.read(results / name)
+        record = records.read(results / name)
         assert found[0] == len(load(name).claims(record))
         assert found[1] > 8
         assert len(found[2]) == sum(len(f.panels) for f in load(name).figures(record))
@@ -430,9 +431,9 @@ def test_browser_long_names_do_not_widen_the_page(browser, tmp_path, width):
     long = "a" * 300
     curve = _views.Curve(long, np.arange(3), np.arange(3.0))
     figure = _views.Figure("long", long, [_views.Panel(long, long, long, [curve])], columns=1)
-    record = _record.Record(
+    record = Record(
         "solve", 0, False, {"problem": long, long: long}, {}, {long: {"f": 1}},
-        (_record.Claim(long, long, long, 1.0, "<=", 2.0),),
+        (Claim(long, long, long, 1.0, "<=", 2.0),),
         {"versions": {long: long}, "device": long, "platform": long, "x64": True},
     )  # fmt: skip
     section = _page.Section(record, long, [figure], [_views.Table(long, (long,), [[long]])], None)
@@ -459,7 +460,7 @@ def test_browser_dark_and_light_differ(page):
 
 def test_browser_draws_bars_steps_and_bands(browser, kinds, tmp_path):
     about = {"versions": {}, "device": "", "platform": "", "x64": True}
-    record = _record.Record("solve", 0, False, {"problem": "kinds"}, {}, {}, (), about)
+    record = Record("solve", 0, False, {"problem": "kinds"}, {}, {}, (), about)
     path = tmp_path / "index.html"
     path.write_text(_page.page([_page.Section(record, "", [kinds], [], None)], ()))
     browser.resize(1280, 900)

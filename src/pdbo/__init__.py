@@ -17,16 +17,16 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from . import solvers as solvers
     from ._batches import Batches as Batches
     from ._certify import certify as certify
-    from ._checkpoint import load as load
-    from ._checkpoint import save as save
     from ._compare import compare as compare
     from ._errors import RESULTS as RESULTS
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
+    from ._load import load as load
     from ._multistart import multistart as multistart
     from ._problem import Problem as Problem
     from ._shard import shard as shard
     from ._solve import solve as solve
+    from .checkpoint import save as save
     from .data import Source as Source
     from .errors import CheckpointError as CheckpointError
     from .errors import CheckpointWarning as CheckpointWarning
@@ -76,13 +76,14 @@ __version__ = "0.1.0"
 _DAILY = {  # by module, the names for daily use
     "_batches": "Batches",
     "_certify": "certify",
-    "_checkpoint": "load save",
     "_compare": "compare",
     "_errors": "RESULTS ProblemError SolveError",
+    "_load": "load",
     "_multistart": "multistart",
     "_problem": "Problem",
     "_shard": "shard",
     "_solve": "solve",
+    "checkpoint": "save",
     "sets": "Affine Ball Box Free Halfspace NonNegative Product Simplex",
     "solvers": "PDBO AutoPDBO ProximalPDBO",
 }

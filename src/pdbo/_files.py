@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all, whenever the machine stops."""
+"""Files and folders that are there whole or not at all, whenever the machine stops."""
 
 import contextlib
 import os
 import pathlib
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -15,22 +16,49 @@ def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
     try:
         with temporary.open("wb") as file:
             yield file
-            flush(file)
+            _flush(file)
         temporary.replace(path)
-        sync(path.parent)
+        _sync(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
 
 
-def flush(file: BinaryIO) -> None:
+def write_file(path: pathlib.Path, content: bytes) -> None:
+    """Write a file, all of it or nothing."""
+    _clear(path)
+    with replacing(path) as file:
+        file.write(content)
+
+
+def write_folder(path: pathlib.Path, files: dict[str, bytes]) -> None:
+    """Write a folder of files, all of it or nothing; it takes the place of an older one."""
+    _clear(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.mkdir()
+        for name, content in files.items():
+            with (temporary / name).open("wb") as file:
+                file.write(content)
+                _flush(file)
+        _sync(temporary)
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _flush(file: BinaryIO) -> None:
     """Put what was written on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def sync(folder: pathlib.Path) -> None:
+def _sync(folder: pathlib.Path) -> None:
     """Put the names in a folder on the disk."""
     if os.name == "nt":  # folders cannot be opened there
         return
@@ -39,3 +67,26 @@ def sync(folder: pathlib.Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _clear(path: pathlib.Path) -> None:
+    """Make the folder of `path` and remove what killed processes left there under its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.iterdir():
+        start, _, process = old.name.rpartition(".")
+        number = process.partition("-")[0]
+        if start == f".{path.name}" and number.isdecimal() and not _runs(int(number)):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def _runs(process: int) -> bool:
+    """Whether a process other than this one is there."""
+    if process == os.getpid() or os.name == "nt":
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True

@@ -8,7 +8,6 @@ import numpy as np
 
 from ._certificate import Certificate
 from ._certify import measure_in_double
-from ._checkpoint import CheckpointWriter
 from ._driver import PLACES, chunks, replay_jit
 from ._errors import RESULTS
 from ._history import Certified, History
@@ -18,6 +17,7 @@ from ._problem import Problem, values
 from ._progress import REFRESH, Pace, Progress
 from ._solution import Solution, State
 from ._verdict import RUNNING, final, of_saved, unbounded_reason
+from .checkpoint import CheckpointWriter
 
 
 def solution_at(

@@ -10,7 +10,6 @@ from jaxtyping import Array, PyTree
 
 from ._batches import reading
 from ._certificate import MAX_SLACK, measure
-from ._checkpoint import CheckpointWriter, digest
 from ._checks import point_arrays, traced
 from ._driver import advance, begin, chosen, replay
 from ._errors import RESULTS, ProblemError, SolveError
@@ -22,6 +21,7 @@ from ._problem import Problem, check_problem
 from ._solution import Solution, State
 from ._solver import Solver
 from ._verdict import SOUND, falls_forever, final
+from .checkpoint import CheckpointWriter, digest
 
 
 def solve(

@@ -91,5 +91,5 @@ PROBLEMS = (  # noqa: SIM905
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment; "solve" is that of a user's own problem."""
+    """The module of an experiment."""
     return importlib.import_module(f".{name}", __name__)

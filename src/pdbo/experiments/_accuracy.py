@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._record import Claim, Record
+from ._results import Claim, Record
 
 COLUMNS = ("own weights", "refitted on the training part", "refitted on training + validation")
 

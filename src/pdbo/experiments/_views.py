@@ -35,7 +35,7 @@ def bars(label: str, y: Any, spread: Any = None) -> Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Axes with curves; where categories are named they stand at x = 0, 1, 2, ..."""
+    """Axes with curves; categories, if any are named, stand at x = 0, 1, 2, ..."""
 
     title: str
     x: str

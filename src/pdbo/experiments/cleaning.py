@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _catalogue
 from ._images import Images, images
-from ._record import Claim, Record, Results
+from ._results import Claim, Record, Results
 from ._views import Curve, Figure, Panel, Table, mean_and_error
 
 MODELS = ("linear", "network")

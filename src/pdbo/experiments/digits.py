@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ._accuracy import COLUMNS, ahead_in_accuracy
-from ._record import Claim, Record, Results
+from ._results import Claim, Record, Results
 from ._views import Curve, Figure, Panel, Table, mean_and_error
 
 METHODS = ("PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ._accuracy import COLUMNS, ahead_in_accuracy
-from ._record import Claim, Record, Results
+from ._results import Claim, Record, Results
 from ._views import Curve, Figure, Panel, Table, bars, mean_and_error
 
 PAPER = 79.26  # per cent: PDBO's best test accuracy in the paper

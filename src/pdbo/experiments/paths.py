@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ._record import Claim, Record, Results
+from ._results import Claim, Record, Results
 from ._views import Curve, Figure, Panel, counted
 from .toy import NAMES, STARTS
 

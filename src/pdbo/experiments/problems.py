@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import _catalogue
-from ._record import Claim, Record, Results
+from ._results import Claim, Record, Results
 from ._views import Curve, Figure, Panel, Table
 
 AUTO, MANY = "AutoPDBO", "many minima"

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ._record import Claim, Record, Results
+from ._results import Claim, Record, Results
 from ._views import Curve, Figure, Panel, Scene, Table, counted, fates, first_within
 
 METHODS = ("PDBO", "Proximal-PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")

@@ -1,7 +1,7 @@
 """A problem of the user's own: what `pdbo solve` records and shows."""
 
-from ._record import Claim, Record
-from ._views import Curve, Figure, Panel, Table
+from ..experiments._results import Claim, Record
+from ..experiments._views import Curve, Figure, Panel, Table
 
 SHOWN = ("f", "inner_gap", "stationarity", "eps", "multiplier")
 CERTIFICATE = (

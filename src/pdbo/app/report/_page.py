@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..experiments._record import Claim, Record
-from ..experiments._views import Curve, Figure, Panel, Scene, Table
+from ... import __version__
+from ...experiments._results import Claim, Record
+from ...experiments._views import Curve, Figure, Panel, Scene, Table
 from ._style import Style, on_log, reach, styles
 
 _HERE = pathlib.Path(__file__).parent
@@ -70,7 +70,7 @@ def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[
 
 
 def _title(sections: Sequence[Section]) -> str:
-    """The paper's, or the name of the problem where there is nothing but a user's own."""
+    """The paper's, or the name of the problem if there is only a user's own."""
     (first, *others) = sections
     alone = first.record.name == "solve" and not others
     return str(first.record.settings["problem"]) if alone else TITLE
@@ -90,7 +90,7 @@ def embed(data: Any) -> str:
 
 
 def _numbers(values: np.ndarray, digits: int = 5) -> list[Any]:
-    """Short numbers; null where one is not finite."""
+    """Short numbers; null if one is not finite."""
 
     def short(v: float) -> Any:
         if not math.isfinite(v):
@@ -214,8 +214,8 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
         f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
         f"<b>{len(every)}</b> claims held, <b>{len(every) - held}</b> did not.</p>{note}"
         f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
-        f"{failed}<p>A claim is held where the number that tests it is what it has to be. Those "
-        "that held are given with their numbers further down.</p></section>"
+        f"{failed}<p>A claim is held if its number meets the threshold shown. Those that held are "
+        "listed with their numbers below.</p></section>"
     )
 
 

@@ -8,13 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from .._errors import brief
-from . import EXPERIMENTS, Unavailable, load
-from ._progress import Progress, Track
-from ._record import Record, RecordError, provenance, read, write
+from ..experiments import EXPERIMENTS, Unavailable, load
+from ..experiments._results import Record
+from .progress import Progress, Track
+from .records import RecordError, provenance, read, write
 
 
 def finished(out: pathlib.Path, name: str) -> Record | None:
-    """The record of a finished experiment; None where there is none that can be read."""
+    """The record of a finished experiment; None if there is none that can be read."""
     try:
         return read(out / name)
     except RecordError:
@@ -80,5 +81,5 @@ def run(
 
 
 def with_claims(record: Record, module: ModuleType) -> Record:
-    """The record with the claims that its numbers bear out or not."""
+    """The record with its claims, computed from its numbers."""
     return dataclasses.replace(record, claims=tuple(module.claims(record)))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import _catalogue
-from ..experiments._views import Curve
+from ... import _catalogue
+from ...experiments._views import Curve
 
 FLOOR = 1e-12
 """What lies below is drawn here on a logarithmic axis."""

@@ -1,21 +1,23 @@
 """Figures and page, from records alone."""
 
 import pathlib
+from types import ModuleType
 
-from ..experiments import EXPERIMENTS, load
-from ..experiments._record import FILES, RecordError, read, write_file
-from ..experiments._runner import with_claims
+from ..._files import write_file
+from ...experiments import EXPERIMENTS, load
+from .. import solved
+from ..folders import FIGURES, FILES, PAGE
+from ..records import RecordError, read
+from ..runner import with_claims
 from ._draw import FORMATS, draw
 from ._page import Section, page
-
-PAGE = "index.html"
 
 
 def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
     """Draw every figure of the records in a folder and write the page.
 
     Returns the page's path, and a sentence for every record that cannot be used: the others are
-    shown without it. Nothing but the results is taken from a record: claims are made anew.
+    shown without it. Only the results are taken from a record: claims are computed again.
     """
     known = [*EXPERIMENTS, "solve"]
     names = [n for n in known if any((folder / n / file).exists() for file in FILES)]
@@ -41,7 +43,7 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
 
 def _section(folder: pathlib.Path, name: str) -> Section:
     """A record as the page shows it, its figures drawn."""
-    record, module = read(folder / name), load(name)
+    record, module = read(folder / name), _module(name)
     if record.name != name:
         raise RecordError(f"{folder / name} holds the record of another experiment.")
     record = with_claims(record, module)
@@ -50,8 +52,13 @@ def _section(folder: pathlib.Path, name: str) -> Section:
     scene = module.scene(record) if hasattr(module, "scene") else None
     text = EXPERIMENTS[name].text if name in EXPERIMENTS else "a problem of your own"
     section = Section(record, text, figures, tables, scene)
-    page([section], FORMATS)  # so that what cannot be shown is found here
+    page([section], FORMATS)  # so that a record that cannot be shown fails here
     for figure in figures:
         for format, content in draw(figure).items():
-            write_file(folder / "figures" / f"{figure.name}.{format}", content)
+            write_file(folder / FIGURES / f"{figure.name}.{format}", content)
     return section
+
+
+def _module(name: str) -> ModuleType:
+    """What shows a record: its experiment, or the module for a user's own problem."""
+    return solved if name == "solve" else load(name)

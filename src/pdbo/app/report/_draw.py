@@ -4,7 +4,7 @@ import io
 import math
 from typing import Any
 
-from ..experiments._views import Curve, Figure, Panel
+from ...experiments._views import Curve, Figure, Panel
 from ._style import COLORS, Style, on_log, reach, styles
 
 FORMATS = ("pdf", "svg", "png")

@@ -1,0 +1,84 @@
+"""`load`: a solution from a file or a folder, if it belongs to the problem and solver given."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from . import _trees as trees
+from ._batches import reading
+from ._driver import chosen
+from ._errors import CheckpointError
+from ._precision import has_double, returned, to_float64
+from ._problem import Problem, check_problem
+from ._solution import Solution
+from ._solver import Solver
+from .checkpoint.description import check_description, decode
+from .checkpoint.folder import latest
+from .checkpoint.format import Saved, as_path, read
+from .checkpoint.packing import template, unpack
+from .solvers._streamed import streamed
+
+
+def load(
+    path: Any, problem: Problem, solver: Solver | None = None, x0: PyTree = None, y0: PyTree = None
+) -> Solution:
+    """Read a solution that was saved, to look at or to carry on from with its `state`.
+
+    Any difference between the file and what is given here, or between the file and what was
+    written, raises a `CheckpointError` with one sentence that says it.
+
+    Arguments:
+        path: a file, or a checkpoint folder, of which the last good file is read.
+        problem: the problem that was solved: a file holds no functions and no data.
+        solver: the solver that was used, `AutoPDBO()` unless named.
+        x0, y0: any point of the right structure; needed only if x or y is made of containers
+            other than dicts, lists and tuples.
+    """
+    check_problem(problem)
+    solver = streamed(problem, chosen(solver))
+    saved = _saved(path)
+    if not _in_double(saved, solver):
+        return _loaded(saved, problem, solver, x0, y0)
+    with jax.enable_x64(True):
+        x0, y0 = trees.astype((x0, y0), jnp.float64)
+        solution = _loaded(saved, to_float64(problem), solver, x0, y0)
+    return returned(solution)
+
+
+def _saved(path: Any) -> Saved:
+    path = as_path(path)
+    if not path.is_dir():
+        return read(path)
+    saved, failures = latest(path)
+    if saved is None:
+        raise CheckpointError(failures[0].sentence if failures else f"{path} holds no checkpoint.")
+    return saved
+
+
+def _in_double(saved: Saved, solver: Solver) -> bool:
+    """Whether a run in double precision is read in a session without it, as `solve` left it."""
+    scale = saved.arrays.get("state.scale")
+    double = scale is not None and scale.dtype == "float64"
+    return double and solver.prefers_double and not has_double()
+
+
+def _loaded(saved: Saved, problem: Problem, solver: Solver, x0: PyTree, y0: PyTree) -> Solution:
+    check_description(saved, problem, solver)
+    point = []
+    for name, given in (("x", x0), ("y", y0)):
+        try:
+            structure = decode(saved.header[name])
+        except (KeyError, TypeError, ValueError):
+            raise saved.error(f"its {name} cannot be understood") from None
+        if structure is None and given is None:
+            raise saved.error(f"{name} is made of containers of yours: give {name}0 too")
+        point.append(structure if given is None else jax.tree.map(jnp.asarray, given))
+    for leaf in jax.tree.leaves(point):
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            raise saved.error(
+                f"it is in {leaf.dtype}, which this session lacks: set jax_enable_x64 first"
+            )
+    with reading(problem):
+        return unpack(saved, template(saved, problem, solver, *point), problem, solver)

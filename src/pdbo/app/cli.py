@@ -1,0 +1,329 @@
+"""The command `pdbo` and its subcommands. JAX and matplotlib are imported only by a run."""
+
+import contextlib
+import io
+import math
+import os
+import pathlib
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from .. import __version__, _catalogue
+from .._errors import ProblemError, brief
+from .._signals import Terminated, leave, leave_at_once
+from ..experiments import EXPERIMENTS, PROBLEMS
+from . import inputs
+from .errors import (
+    BAD_INPUT,
+    EXIT_CODES,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+    InputError,
+    Interrupted,
+    RunError,
+)
+from .folders import check_folder, check_pages, check_same_run, check_writable, exists
+from .terminal import complain, say, wrapped
+
+CHECKPOINT = "checkpoint"
+MOST = 2**31 - 1  # the largest seed and number of iterations: what int32 holds
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # any file name can be printed
+            stream.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, leave)
+    warnings.showwarning = lambda message, *_, **__: complain(str(message), OK)
+    code = run(sys.argv[1:] if arguments is None else list(arguments))
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except BrokenPipeError:
+        os._exit(code)  # the reader of the output is gone
+    except OSError as error:
+        # if a reason was given already, it was mostly this one
+        os._exit(code or complain(f"the output cannot be written: {error.strerror}.", FAILED))
+    if code in (INTERRUPTED, TERMINATED):  # a compilation cut short can crash the teardown
+        os._exit(code)
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command; every error is one sentence on standard error."""
+    try:
+        result = app(arguments, prog_name="pdbo", standalone_mode=False)
+        if result == INTERRUPTED:  # by typer, which says nothing
+            raise KeyboardInterrupt
+        return result if isinstance(result, int) else OK
+    except Interrupted as error:
+        return complain(str(error), error.code)
+    except (KeyboardInterrupt, typer.Abort):
+        return complain("interrupted.", INTERRUPTED)
+    except Terminated:
+        return complain("terminated.", TERMINATED)
+    except InputError as error:
+        return complain(str(error), BAD_INPUT)
+    except RunError as error:
+        return complain(str(error), FAILED)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone
+            return OK
+        raise
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a usage error: wrong option, wrong number
+            text = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+            return complain(text, BAD_INPUT) if text else BAD_INPUT
+        if os.environ.get("PDBO_DEBUG"):
+            raise
+        if isinstance(error, OSError) and error.strerror:
+            where = f"{error.filename}: " if error.filename else ""
+            return complain(f"{where}{error.strerror}.", FAILED)
+        return complain(f"{brief(error)} (PDBO_DEBUG=1 shows where).", FAILED)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pdbo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an unexpected error.")
+    ] = False,
+) -> None:
+    """Bilevel optimisation where the inner problem has many minima: reproduce the paper, solve."""
+    if debug:
+        os.environ["PDBO_DEBUG"] = "1"
+
+
+Out = Annotated[pathlib.Path, typer.Option(help="The folder to write to.", metavar="DIR")]
+Seed = Annotated[int, typer.Option(help="The seed of every random draw.", min=0, max=MOST)]
+Steps = Annotated[int, typer.Option(help="The most iterations.", min=1, max=MOST)]
+Every = Annotated[int, typer.Option(help="Iterations between two records.", min=1, max=MOST)]
+Force = Annotated[bool, typer.Option("--force", help="Replace an earlier record.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Carry on from the last checkpoint in the folder.")
+]
+Distributed = Annotated[
+    bool,
+    typer.Option(
+        "--distributed", help="Split the data over the devices of all processes of this run."
+    ),
+]
+Address = Annotated[str | None, typer.Option(help="Where process 0 is.", metavar="HOST:PORT")]
+Processes = Annotated[
+    int | None, typer.Option(help="How many processes there are.", min=1, max=MOST)
+]
+Rank = Annotated[
+    int | None, typer.Option(help="Which of them this is, from 0 on.", min=0, max=MOST)
+]
+Heartbeat = Annotated[
+    float | None,
+    typer.Option(help="Seconds without a sign of life after which a process is lost; 30."),
+]
+
+
+@app.command(epilog=EXIT_CODES)
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Experiments; without any, the short ones that need no download.", metavar="NAMES"
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller runs, under a minute.")] = False,
+    seed: Seed = 0,
+    out: Out = pathlib.Path("results"),
+    data: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="A folder of data sets, for those that read any.", metavar="DIR"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Carry on in a folder; what is finished is kept.")
+    ] = False,
+) -> int:
+    """Reproduce the paper: run experiments, draw the figures, write the page."""
+    wanted = inputs.experiments(names or [])
+    if data is not None and not exists(data, "dir"):
+        raise InputError(f"--data must be a folder, got {data}.")
+    check_folder(out, resume, "carry on there with --resume", wanted)
+    inputs.need("matplotlib", *sorted({m for n in wanted for m in EXPERIMENTS[n].needs}))
+    from .runner import reproduce
+
+    if resume:
+        check_same_run(out, seed, quick)
+    _get_ready()
+    try:
+        failures = reproduce(wanted, seed, quick, out, data, bool(os.environ.get("PDBO_DEBUG")))
+    except (KeyboardInterrupt, Terminated) as cause:
+        options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
+        options += f" --data {shlex.quote(str(data))}" if data else ""
+        again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
+        raise Interrupted(cause, again) from None
+    for failure in failures:
+        complain(failure, FAILED)
+    damaged = _report(out) if len(failures) < len(wanted) else OK
+    return FAILED if failures else damaged
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_() -> None:
+    """List experiments, problems and solvers."""
+    say("experiments", bold=True)
+    for name, experiment in EXPERIMENTS.items():
+        data = f"{experiment.data}, downloaded" if experiment.download else experiment.data
+        note = f" ({data})" if data else ""
+        say(wrapped(f"{name:<12}{experiment.text}{note}", 14))
+    for title, found in (("problems", PROBLEMS), ("solvers", sorted(_catalogue.names()))):
+        say(title, bold=True)
+        say(wrapped(", ".join(found), 2))
+
+
+@app.command(epilog=EXIT_CODES)
+def solve(
+    target: Annotated[
+        str, typer.Argument(help="A Python file and a name.", metavar="FILE.py:NAME")
+    ],
+    x0: Annotated[str | None, typer.Option(help="The start of x, as JSON.")] = None,
+    y0: Annotated[str | None, typer.Option(help="The start of y, as JSON.")] = None,
+    solver: Annotated[str | None, typer.Option(help="A solver's name.")] = None,
+    steps: Steps = 10_000,
+    tol: Annotated[float, typer.Option(help="The certificate's eps to reach.")] = 1e-4,
+    every: Every = 100,
+    seed: Seed = 0,
+    out: Out = pathlib.Path("solution"),
+    force: Force = False,
+    resume: Resume = False,
+    distributed: Distributed = False,
+    address: Address = None,
+    processes: Processes = None,
+    rank: Rank = None,
+    heartbeat: Heartbeat = None,
+) -> int:
+    """Solve a problem of your own: print its certificate, keep a record, a figure and a page.
+
+    NAME is a pdbo.Problem in the file. The start is given by --x0 and --y0, or by x0 and y0 in the
+    file. A checkpoint is written every minute and when the run is interrupted.
+
+    With --distributed the same command is started once for each process. SLURM, Kubernetes and Open
+    MPI say which is which; elsewhere give --processes and --rank, and --address if they run on
+    several machines.
+    """
+    path, name = inputs.target(target)
+    given = {k: inputs.start(k, v) for k, v in (("x0", x0), ("y0", y0)) if v is not None}
+    chosen = inputs.solver_name(solver)
+    if not 0 <= tol < math.inf:
+        raise InputError(f"--tol must be a finite number >= 0, got {tol}.")
+    if force and resume:
+        raise InputError("--force starts again and --resume carries on: give one of them.")
+    remedy = "carry on there with --resume or replace what is there with --force"
+    inputs.need("matplotlib")
+    options = {"address": address, "processes": processes, "rank": rank, "heartbeat": heartbeat}
+    try:
+        with _together(distributed, {k: v for k, v in options.items() if v is not None}) as rank:
+            if rank == 0:
+                check_folder(out, force or resume, remedy, ["solve"])
+            from .user import solve_file
+
+            _get_ready()
+            failure = solve_file(
+                path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
+                checkpoint=out / CHECKPOINT, resume=resume,
+                rank=rank if distributed else None,
+            )  # fmt: skip
+            code = _report(out) if rank == 0 else OK
+    except (KeyboardInterrupt, Terminated) as cause:
+        raise Interrupted(cause, _again()) from None
+    if failure:
+        raise RunError(failure)
+    return code
+
+
+@contextlib.contextmanager
+def _together(distributed: bool, options: dict[str, Any]) -> Iterator[int]:
+    """The rank of this process among those of the run; 0 if it is alone."""
+    if not distributed:
+        if options:
+            raise InputError(f"--{next(iter(options))} needs --distributed.")
+        yield 0
+        return
+    from .._hosts import distributed as join
+
+    with contextlib.ExitStack() as stack:
+        try:
+            rank = stack.enter_context(join(**options))
+        except ProblemError as error:
+            raise InputError(str(error)) from None
+        yield rank
+
+
+@app.command(epilog=EXIT_CODES)
+def report(
+    folder: Annotated[pathlib.Path, typer.Argument(help="A folder of records.", metavar="DIR")],
+) -> int:
+    """Rebuild figures and page from the records in a folder."""
+    if not exists(folder, "dir"):
+        raise InputError(f"{folder} is not a folder.")
+    check_pages(folder)
+    check_writable(folder)
+    inputs.need("matplotlib")
+    return _report(folder)
+
+
+def _get_ready() -> None:
+    """Import what every run needs; from here on the run itself answers an interrupt."""
+    import jax  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+
+    from .. import solve  # noqa: F401
+
+    if signal.getsignal(signal.SIGINT) is leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _again() -> str:
+    """The command line that carries on."""
+    given = [a for a in sys.argv[1:] if a not in ("--force", "--resume")]
+    return shlex.join(["pdbo", *given, "--resume"])
+
+
+def _report(folder: pathlib.Path) -> int:
+    """Build the page and say where it is; a damaged record is named and counts as bad input."""
+    from .records import RecordError
+    from .report import build
+
+    try:
+        page, damaged = build(folder)
+    except RecordError as error:
+        raise InputError(str(error)) from None
+    if page is not None:
+        say(str(page))
+    for sentence in damaged:
+        complain(sentence, BAD_INPUT)
+    return BAD_INPUT if damaged else OK

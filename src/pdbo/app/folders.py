@@ -1,0 +1,103 @@
+"""Checks of the folders a user named, before anything is run or written. Nothing here needs JAX."""
+
+import os
+import pathlib
+from typing import Literal
+
+from .. import __version__
+from ..experiments import EXPERIMENTS
+from .errors import InputError
+
+FILES = RECORD, ARRAYS, TIMES = "record.json", "arrays.npz", "times.json"
+"""The files of a record."""
+PAGE, FIGURES = "index.html", "figures"
+
+
+def exists(path: pathlib.Path, kind: Literal["dir", "file"]) -> bool:
+    """Whether there is such a folder or file; False too if no file system could hold the name."""
+    try:
+        return path.is_dir() if kind == "dir" else path.is_file()
+    except (OSError, ValueError):  # too long a name, a character that names cannot have
+        return False
+
+
+def check_folder(out: pathlib.Path, allowed: bool, remedy: str, names: list[str]) -> None:
+    """Refuse an output folder that is in use, unless that is allowed, or holds files of others.
+
+    Arguments:
+        out: the folder.
+        allowed: whether it may hold records already.
+        remedy: what the user can do if it does and may not.
+        names: the records that are going to be written.
+    """
+    try:
+        if out.exists() and not out.is_dir():
+            raise InputError(f"{out} is a file, not a folder.")
+        occupied = out.is_dir() and any(out.iterdir())
+    except OSError as error:
+        raise InputError(f"{out} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise InputError(f"{out} cannot be a folder: {error}.") from None
+    if occupied and not allowed:
+        raise InputError(f"{out} is not empty: {remedy}, or choose another with --out.")
+    if occupied:
+        for name in names:
+            _check_own(out / name)
+        check_pages(out)
+        if not any(out.glob(f"*/{RECORD}")):
+            for name in (PAGE, FIGURES):
+                if (out / name).exists():
+                    raise InputError(f"{out / name} is not pdbo's: choose another folder.")
+    check_writable(out)
+
+
+def _check_own(folder: pathlib.Path) -> None:
+    """Refuse to replace a folder that holds anything but a record of pdbo."""
+    if folder.is_dir():
+        foreign = sorted({p.name for p in folder.iterdir()} - {*FILES})
+        if foreign:
+            raise InputError(f"{folder / foreign[0]} is not pdbo's: choose another folder.")
+    elif folder.exists():
+        raise InputError(f"{folder} is in the way: choose another folder.")
+
+
+def check_pages(folder: pathlib.Path) -> None:
+    """Refuse if the page would replace a folder, or the figures a file."""
+    page, figures = folder / PAGE, folder / FIGURES
+    if page.is_dir():
+        raise InputError(f"{page} is a folder and in the way of the page.")
+    if figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is a file and in the way of the figures.")
+
+
+def check_same_run(out: pathlib.Path, seed: int, quick: bool) -> None:
+    """Refuse to carry on with other options than those of the records in the folder."""
+    from .runner import finished
+
+    for name in EXPERIMENTS:
+        record = finished(out, name)
+        if record is None:
+            continue
+        version = record.provenance["versions"].get("pdbo")
+        if (record.seed, record.quick, version) != (seed, quick, __version__):
+            kind = "quick" if record.quick else "full"
+            raise InputError(
+                f"{out / name} holds a {kind} run with seed {record.seed} of pdbo {version}: "
+                "resume with the same, or choose another folder."
+            )
+
+
+def check_writable(out: pathlib.Path) -> None:
+    """Try to write to a folder; whatever the trial creates is removed again."""
+    missing = [p for p in (out, *out.parents) if not p.exists()]
+    probe = out / f".pdbo-{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{out} cannot be written to: {error.strerror}.") from None
+    finally:
+        for folder in missing:
+            if folder.is_dir():
+                folder.rmdir()

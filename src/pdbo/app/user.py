@@ -1,0 +1,171 @@
+"""A problem from a user's file: load it, solve it, keep the record."""
+
+import contextlib
+import difflib
+import pathlib
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pdbo
+
+from .._errors import brief
+from .._signals import Terminated
+from ..checkpoint import Folder
+from ..experiments._results import Record
+from . import solved
+from .errors import InputError
+from .records import provenance, write
+from .runner import with_claims
+
+
+def solve_file(
+    path: pathlib.Path,
+    name: str,
+    given: dict[str, Any],
+    solver: str,
+    *,
+    steps: int,
+    tol: float,
+    every: int,
+    seed: int,
+    out: pathlib.Path,
+    checkpoint: pathlib.Path,
+    resume: bool,
+    rank: int | None = None,
+) -> str:
+    """Solve FILE:NAME and write its record; returns a sentence if the run fell short.
+
+    An error that the user can mend raises `InputError`. With a rank the run is one of several
+    processes, of which the first writes.
+    """
+    problem, start = _problem_and_start(path, name, given)
+    began = time.perf_counter()
+    with _explained(f"{name} in {path}", alone=rank is None):
+        problem = problem if rank is None else pdbo.shard(problem)
+        if not rank and not resume and checkpoint.is_dir():
+            with Folder(checkpoint) as folder:
+                folder.clear()
+        solution = pdbo.solve(
+            problem,
+            **start,
+            solver=pdbo.solvers.SOLVERS[solver](),
+            steps=steps,
+            tol=tol,
+            every=every,
+            key=jax.random.key(seed),
+            throw=False,
+            progress=True,
+            checkpoint=checkpoint,
+        )
+    if solution.certificate is None or not len(solution.history["step"]):
+        raise InputError(solution.message)
+    if not rank:
+        print(solution)
+        settings = {
+            "problem": _text(f"{path.name}:{name}"), "solver": solver, "steps": steps, "tol": tol,
+            "every": every,
+        }  # fmt: skip
+        record = _record(solution, seed, settings, {"wall": time.perf_counter() - began})
+        write(out, with_claims(record, solved))
+    return "" if solution.ok else solution.message
+
+
+@contextlib.contextmanager
+def _explained(what: str, alone: bool) -> Iterator[None]:
+    """Whatever stops a run is one sentence; among several processes it may be a lost one."""
+    try:
+        yield
+    except (pdbo.ProblemError, pdbo.CheckpointError) as error:
+        raise InputError(str(error)) from None
+    except (KeyboardInterrupt, Terminated):
+        raise
+    except BaseException as error:
+        if not alone:
+            raise
+        raise InputError(f"{what} cannot be solved: {brief(error)}.") from None
+
+
+def _record(
+    solution: pdbo.Solution, seed: int, settings: dict[str, Any], times: dict[str, float]
+) -> Record:
+    about = {"result": solution.result.name, "iterations": int(solution.steps)}
+    columns = ("f_calls", "g_calls", "products")
+    calls = {k: int(solution.history[k][-1]) for k in columns}
+    return Record(
+        "solve", seed, False, settings | about, _results(solution),
+        {settings["solver"]: calls}, (), provenance(), times,
+    )  # fmt: skip
+
+
+def _problem_and_start(
+    path: pathlib.Path, name: str, given: dict[str, Any]
+) -> tuple[pdbo.Problem, dict[str, Any]]:
+    """The problem in a file; a start typed goes before one in the file."""
+    found = _load(path)
+    problem, start = _problem(found, path, name)
+    start |= {k: found[k] for k in ("x0", "y0") if k in found}
+    start |= {k: _arrays(v) for k, v in given.items()}
+    missing = [k for k in ("x0", "y0") if k not in start]
+    if missing:
+        raise InputError(f"a start is needed: give --{missing[0]}, or {missing[0]} in {path}.")
+    return problem, start
+
+
+def _load(path: pathlib.Path) -> dict[str, Any]:
+    sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours
+    try:
+        return runpy.run_path(str(path), run_name="__pdbo__")
+    except (KeyboardInterrupt, Terminated):
+        raise
+    except BaseException as error:  # whatever the file does, such as sys.exit
+        raise InputError(f"{path} cannot be run: {brief(error)}.") from None
+    finally:
+        sys.path.pop(0)
+
+
+def _text(name: str) -> str:
+    """A name that can be written down: bytes that are not characters are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _problem(
+    found: dict[str, Any], path: pathlib.Path, name: str
+) -> tuple[pdbo.Problem, dict[str, Any]]:
+    """The problem and, if it is an entry of the collection, its start."""
+    if name not in found:
+        problems = [k for k, v in found.items() if isinstance(v, pdbo.Problem)]
+        close = difflib.get_close_matches(name, problems, 1, 0.5)
+        hint = f"; did you mean {close[0]}?" if close else "."
+        raise InputError(f"{path} has no {name!r}{hint}")
+    thing = found[name]
+    if isinstance(thing, pdbo.Problem):
+        return thing, {}
+    if isinstance(getattr(thing, "problem", None), pdbo.Problem) and hasattr(thing, "start"):
+        return thing.problem, dict(zip(("x0", "y0"), thing.start, strict=True))
+    raise InputError(f"{name} in {path} must be a pdbo.Problem, got {type(thing).__name__}.")
+
+
+def _arrays(tree: Any) -> Any:
+    """Lists of numbers become arrays; dicts stay dicts."""
+    if isinstance(tree, dict):
+        return {k: _arrays(v) for k, v in tree.items()}
+    return jnp.asarray(tree, float)
+
+
+def _results(solution: pdbo.Solution) -> dict[str, np.ndarray]:
+    arrays = {f"history.{k}": np.asarray(v) for k, v in solution.history.items()}
+    for part in ("x", "y"):
+        leaves = jax.tree_util.tree_leaves_with_path(getattr(solution, part))
+        for index, (_, leaf) in enumerate(leaves):
+            arrays[f"{part}.{index}"] = np.asarray(leaf)
+    certificate = solution.certificate
+    for k in solved.CERTIFICATE:
+        arrays[f"certificate.{k}"] = np.asarray(getattr(certificate, k))
+    return arrays

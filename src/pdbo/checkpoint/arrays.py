@@ -1,0 +1,91 @@
+"""One array as it is kept: random keys as integers, dtypes that NumPy does not know as bits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from .. import _sealed
+from .._errors import CheckpointError
+from .format import Saved, Stored
+
+_GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def digest(*trees: PyTree) -> str | None:
+    """The SHA-256 of the leaves of trees; None if they are split over processes."""
+    try:
+        found = [store("", leaf).data for leaf in jax.tree.leaves(trees) if is_kept(leaf)]
+    except CheckpointError:
+        return None
+    each = [_sealed.digest(np.ascontiguousarray(data).data) for data in found]
+    return _sealed.digest("".join(each).encode())
+
+
+def named(tree: PyTree) -> list[tuple[str, Any]]:
+    """The leaves of a tree that are kept, by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if is_kept(leaf)]
+
+
+def is_kept(leaf: Any) -> bool:
+    """Whether a leaf is a number or an array, or the shape of one."""
+    return isinstance(leaf, bool | int | float) or hasattr(leaf, "dtype")
+
+
+def kind(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    """The dtype and the shape of a leaf."""
+    if isinstance(leaf, bool | int | float):
+        leaf = np.asarray(leaf)
+    return str(leaf.dtype), tuple(leaf.shape)
+
+
+def store(name: str, leaf: Any) -> Stored:
+    """A leaf as it is kept; `name` is for the error."""
+    here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+    if not here:
+        raise CheckpointError(f"{name} is split over processes and cannot be saved from one.")
+    data = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    if data.dtype.hasobject:
+        raise CheckpointError(f"{name} is not an array of numbers and cannot be saved.")
+    if data.dtype.isbuiltin != 1:  # such as bfloat16
+        data = data.view(f"u{data.dtype.itemsize}")
+    return Stored(*kind(leaf), data)
+
+
+def plain(stored: Stored) -> np.ndarray:
+    """A stored array in its own dtype."""
+    known = str(stored.data.dtype) == stored.dtype
+    return stored.data if known else stored.data.view(jnp.dtype(stored.dtype))
+
+
+def restore(stored: Stored, like: Any) -> Any:
+    """A stored array as the same kind of leaf as `like`."""
+    if isinstance(like, bool | int | float):
+        return type(like)(stored.data.item())
+    if _is_key(like):
+        return jax.random.wrap_key_data(jnp.asarray(stored.data), impl=_generator(like))
+    return jnp.asarray(plain(stored))
+
+
+def keys(saved: Saved) -> list[Any]:
+    """The kinds of key a run may have been given, those seen in the file first."""
+    raw = [jax.ShapeDtypeStruct((n,), jnp.uint32) for n in (2, 4)]
+    seen = {stored.dtype for stored in saved.arrays.values()}
+    return sorted([_key(n) for n in _GENERATORS] + raw, key=lambda k: str(k.dtype) not in seen)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _generator(like: Any) -> Any:
+    if isinstance(like, jax.Array):
+        return jax.random.key_impl(like)
+    return next(n for n in _GENERATORS if str(_key(n).dtype) == str(like.dtype))
+
+
+def _key(generator: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=generator))

@@ -1,0 +1,137 @@
+"""A solution as arrays, and back."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from .. import __version__
+from .._certificate import Certificate
+from .._errors import RESULTS
+from .._mesh import everywhere
+from .._problem import Problem, values
+from .._solution import Solution, State, launch
+from .._solver import Point, Solver
+from .arrays import is_kept, keys, kind, named, plain, restore, store
+from .description import describe_problem, describe_solver, encode
+from .format import Saved, Stored
+
+SAME = 1e-3  # two values of f, or of g, at one point differ by less, relative to their size
+
+
+def pack(
+    solution: Solution,
+    problem: Problem | None = None,
+    start: str | None = None,
+    notes: dict[str, Any] | None = None,
+) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """The header and the arrays of a solution, with what is known of the run it comes from."""
+    state = solution.state
+    assert state is not None
+    point = state.point
+    leaves = {f"state{name}": leaf for name, leaf in named(state)}
+    leaves |= {f"history.{name}": column for name, column in solution.history.items()}
+    leaves |= {"f": solution.f, "g": solution.g}
+    if solution.certificate is not None:
+        leaves |= {f"certificate.{n}": v for n, v in vars(solution.certificate).items()}
+    header = {
+        "pdbo": __version__,
+        "jax": jax.__version__,
+        "step": int(solution.steps),
+        "result": RESULTS(int(solution.code)).name,
+        "note": solution.note,
+        "notes": notes,
+        "start": start,
+        "solver": describe_solver(state.solver),
+        "problem": None if problem is None else describe_problem(problem),
+        "x": encode(point.x),
+        "y": encode(point.y),
+    }
+    return header, {name: store(name, leaf) for name, leaf in leaves.items()}
+
+
+def unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> Solution:
+    """The solution in a file, for a state shaped like the template."""
+    state = _state(saved, template, problem, solver)
+    try:
+        kept = {n: plain(s) for n, s in saved.arrays.items() if not n.startswith("state")}
+        cut = {n.partition(".")[::2]: array for n, array in kept.items()}
+        history = {name: array for (part, name), array in cut.items() if part == "history"}
+        numbers = {n: array[()] for (part, n), array in cut.items() if part == "certificate"}
+        certificate = Certificate(**numbers) if numbers else None
+        f, g = kept["f"][()], kept["g"][()]
+        code = RESULTS[saved.header["result"]]
+        note = str(saved.header["note"])
+        multiplier = history["multiplier"][-1] if certificate is None else certificate.multiplier
+    except (KeyError, IndexError, TypeError):
+        raise saved.error("its contents are not those of a solution") from None
+    point = state.point
+    check_values(saved, problem, point, f, g, history)
+    return Solution(
+        point.x,
+        point.y,
+        multiplier if point.multiplier is None else point.multiplier,
+        f,
+        g,
+        certificate,
+        np.int32(code),
+        history,
+        state,
+        int(state.step),
+        note=note,
+    )
+
+
+def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> State:
+    different = _difference(saved, template)
+    if different:
+        raise saved.error(different)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    filled = [
+        restore(saved.arrays[f"state{jax.tree_util.keystr(path)}"], leaf) if is_kept(leaf) else leaf
+        for path, leaf in leaves
+    ]
+    state: State = jax.tree.unflatten(structure, filled)
+    # what is not an array comes from the solver given
+    state = eqx.tree_at(lambda s: s.solver, state, eqx.combine(state.solver, solver))
+    return everywhere(problem.mesh, state)
+
+
+def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
+    """The shapes of the state of a run that was given a key of the kind in the file."""
+    tried = []
+    for key in keys(saved):
+        tried.append(eqx.filter_eval_shape(launch, problem, x, y, solver, key))
+        if not _difference(saved, tried[-1]):
+            return tried[-1]
+    return tried[0]
+
+
+def check_values(
+    saved: Saved, problem: Problem, point: Point, f: Any, g: Any, history: dict[str, np.ndarray]
+) -> None:
+    """Refuse another problem of the same shapes: its f or g differs at a saved point."""
+    for name, then, now in zip("fg", (f, g), values(problem, point.x, point.y), strict=True):
+        then, now = float(then), float(now)
+        size = max(abs(then), float(np.max(np.abs(history[name]), initial=0)))
+        if np.isfinite(then) and not abs(now - then) <= SAME * (size + SAME):
+            raise saved.error(
+                f"{name} is {then:.6g} in it and {now:.6g} here, at the same point: the problem "
+                "or its data is another"
+            )
+
+
+def _difference(saved: Saved, template: State) -> str:
+    """What differs in names, shapes and dtypes between a file and a state, in words."""
+    here = {f"state{name}": kind(leaf) for name, leaf in named(template)}
+    there = {n: (s.dtype, s.shape) for n, s in saved.arrays.items() if n.startswith("state")}
+    for name in here:
+        if name not in there:
+            return f"it has no {name}"
+        for what, a, b in zip(("dtype", "shape"), there[name], here[name], strict=True):
+            if a != b:
+                return f"{name} has {what} {a} in it and {b} here"
+    extra = sorted(set(there) - set(here))
+    return f"it has {extra[0]}, which is not in the state here" if extra else ""

@@ -1,0 +1,29 @@
+"""`save`: a solution as one file."""
+
+from typing import Any
+
+import numpy as np
+
+from .._checks import kind
+from .._errors import CheckpointError, ProblemError
+from .._solution import Solution
+from .format import as_path, write
+from .packing import pack
+
+
+def save(path: Any, solution: Solution) -> None:
+    """Write a solution, its history and all it takes to carry on to one file.
+
+    The file is there whole or not at all: it is written under another name, flushed and renamed.
+
+    Arguments:
+        path: the file.
+        solution: what `solve` returned, for one run.
+    """
+    if not isinstance(solution, Solution):
+        raise ProblemError(f"solution must be what solve returned, got {kind(solution)}.")
+    if solution.state is None:
+        raise CheckpointError("a solution without a state, of a bad problem, cannot be saved.")
+    if np.ndim(solution.code) > 0:
+        raise CheckpointError("a batch of runs cannot be saved: save the solutions one by one.")
+    write(as_path(path), *pack(solution))
