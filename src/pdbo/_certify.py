@@ -1,11 +1,11 @@
 """The certificate of any point, however it was found."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._batches import reading
@@ -22,10 +22,10 @@ def certify(
     problem: Problem,
     x: PyTree,
     y: PyTree,
-    multiplier: Any = None,
+    multiplier: ArrayLike | None = None,
     *,
-    slack: Any = None,
-    max_slack: Any = MAX_SLACK,
+    slack: ArrayLike | None = None,
+    max_slack: ArrayLike = MAX_SLACK,
     iterations: int | None = None,
 ) -> Certificate:
     r"""The certificate of a point, however it was found.
@@ -52,6 +52,7 @@ def certify(
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
     count = problem.view.effort() if iterations is None else iterations
+    slack = None if slack is None else jnp.asarray(slack)
     with reading(problem):
         checked = check_point(problem, x, y, project=False)
         if traced(problem, *checked, multiplier, slack):
@@ -72,14 +73,20 @@ def measure_in_double(problem: Problem, point: Point) -> Certificate:
     return in_double(call, problem, point.x, point.y, point.multiplier)
 
 
-def _measure(slack: Any, max_slack: Any, iterations: int) -> Callable[..., Certificate]:
-    def call(problem: Problem, x: PyTree, y: PyTree, multiplier: Any, eps: Any) -> Certificate:
+def _measure(
+    slack: Array | None, max_slack: ArrayLike, iterations: int
+) -> Callable[..., Certificate]:
+    def call(
+        problem: Problem, x: PyTree, y: PyTree, multiplier: Array | None, eps: float | None
+    ) -> Certificate:
         return measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=eps)
 
     return call
 
 
-def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
+def _check_options(
+    problem: object, multiplier: object, slack: object, max_slack: object, count: object
+) -> None:
     check_problem(problem)
     for name, value in (("multiplier", multiplier), ("slack", slack), ("max_slack", max_slack)):
         if value is None or traced(value):

@@ -1,13 +1,14 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
@@ -29,14 +30,14 @@ def traced(*trees_: PyTree) -> bool:
 # Numbers
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """What a wrong argument is, in words."""
     if isinstance(value, type):
         return f"the class {value.__name__} (did you forget the parentheses?)"
     return type(value).__name__
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float | np.ndarray | jax.Array]:
     """Whether a value is one real number."""
     kinds = (int, float, np.integer, np.floating, np.ndarray, jax.Array)
     if isinstance(value, bool) or not isinstance(value, kinds) or np.ndim(value) != 0:
@@ -44,13 +45,13 @@ def is_number(value: Any) -> bool:
     return np.asarray(value).dtype.kind in "iuf"
 
 
-def whole_number(name: str, value: Any) -> None:
+def whole_number(name: str, value: object) -> None:
     """Raise a ProblemError if a value is not a whole number >= 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ProblemError(f"{name} must be a whole number >= 1, got {value!r}.")
 
 
-def number(value: Any, name: str = "the value") -> Array:
+def number(value: ArrayLike, name: str = "the value") -> Array:
     """A float array: as a leaf of a module, another value does not recompile."""
     try:
         return jnp.asarray(value, dtype=float)
@@ -58,7 +59,7 @@ def number(value: Any, name: str = "the value") -> Array:
         raise ProblemError(f"{name} must be a number, got {value!r}.") from None
 
 
-def at_least(name: str, value: Any, least: float) -> Array:
+def at_least(name: str, value: ArrayLike, least: float) -> Array:
     """The number; a ProblemError if it is known to be below `least` or not a number."""
     array = number(value, name)
     if not traced(array) and not np.all(np.asarray(array) >= least):
@@ -71,7 +72,7 @@ def at_least(name: str, value: Any, least: float) -> Array:
 
 def point_arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
     """Array leaves of one floating dtype; whole numbers take the dtype of the others."""
-    found: dict[Any, str] = {}
+    found: dict[np.dtype, str] = {}
     for name, tree in (("x0", x0), ("y0", y0)):
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         for path, leaf in leaves:
@@ -88,7 +89,7 @@ def point_arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (x0, y0))
 
 
-def _leaf_dtype(leaf: Any, where: str) -> Any:
+def _leaf_dtype(leaf: object, where: str) -> np.dtype | None:
     """The floating dtype of a leaf; None for whole numbers and Python's own."""
     if isinstance(leaf, bool) or not isinstance(leaf, _LEAVES):
         raise ProblemError(f"{where} must be a number or an array, got {type(leaf).__name__}.")
@@ -104,7 +105,11 @@ def _leaf_dtype(leaf: Any, where: str) -> Any:
 
 
 def check_point(
-    problem: "Problem", x0: PyTree, y0: PyTree, project: bool = True, coarse: Any = None
+    problem: "Problem",
+    x0: PyTree,
+    y0: PyTree,
+    project: bool = True,
+    coarse: DTypeLike | None = None,
 ) -> tuple[PyTree, PyTree]:
     """A point as arrays, projected onto its sets if `project`; a ProblemError if it is not fit.
 
@@ -138,7 +143,7 @@ def check_point(
 
 @eqx.filter_jit
 def _enter(
-    problem: "Problem", x: PyTree, y: PyTree, project: bool, coarse: Any
+    problem: "Problem", x: PyTree, y: PyTree, project: bool, coarse: DTypeLike | None
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """The point to use, how far the given one lies outside its sets, and f and g there."""
     sets = ((problem.x_set, x), (problem.y_set, y))
@@ -148,7 +153,7 @@ def _enter(
     return x, y, apart, (problem.outer(x, y), problem.inner(x, y))
 
 
-def _contains(constraint: "Set", z: PyTree, coarse: Any) -> Array:
+def _contains(constraint: "Set", z: PyTree, coarse: DTypeLike | None) -> Array:
     inside = constraint.contains(z)
     if coarse is None:
         return inside

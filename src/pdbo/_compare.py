@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -20,6 +20,9 @@ from ._problem import Problem, check_problem
 from ._solution import State
 from ._solver import Solver
 from ._verdict import final
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AXES = ("step", "calls", "seconds")
 CURVES = ("f", "inner_gap", "stationarity", "x_error", "y_error")
@@ -44,7 +47,7 @@ class Comparison(eqx.Module):
         last = np.array([rows[-1] for rows in where if len(rows)], int)
         return {k: v[last] for k, v in self.table.items()}
 
-    def plot(self, axis: str = "step", curves: Sequence[str] | None = None) -> Any:
+    def plot(self, axis: str = "step", curves: Sequence[str] | None = None) -> "Figure":
         """A figure with a panel per curve against "step", "calls" or "seconds" (matplotlib)."""
         if axis not in AXES:
             raise ProblemError(f"axis must be one of {', '.join(AXES)}, got {axis!r}.")
@@ -115,13 +118,18 @@ def compare(
 
 
 def _measure(
-    problem: Problem, run: State, unit: str, most: float, every: int, optimum: Any
+    problem: Problem,
+    run: State,
+    unit: str,
+    most: float,
+    every: int,
+    optimum: tuple[PyTree, PyTree] | None,
 ) -> tuple[dict[str, np.ndarray], int]:
     """The rows of one solver, and the code it ended with."""
     recorder = Certified(-1.0, jnp.asarray(every, jnp.int32), _Errors(optimum))
     limit = min(most if unit == "steps" else np.inf, run.solver.budget or np.inf)
     jax.block_until_ready(take_steps_jit(problem, run, jnp.zeros((), jnp.int32)))  # compiled here
-    rows: list[dict[str, Any]] = []
+    rows: list[dict] = []
     seconds, block, count, before = 0.0, every, every, run
     while True:
         row, code = jax.device_get(_row(recorder, problem, run))
@@ -150,7 +158,7 @@ def _measure(
     return table, int(code)
 
 
-def _budget(budget: Any) -> tuple[str, float]:
+def _budget(budget: int | Mapping[str, float]) -> tuple[str, float]:
     if isinstance(budget, Mapping):
         if len(budget) != 1 or next(iter(budget)) not in ("steps", "calls", "seconds"):
             got = ", ".join(map(str, budget))
@@ -165,7 +173,7 @@ def _budget(budget: Any) -> tuple[str, float]:
     return unit, float(most)
 
 
-def _named(solvers: Any) -> dict[str, Solver]:
+def _named(solvers: object) -> dict[str, Solver]:
     if isinstance(solvers, Mapping):
         named = dict(solvers)
     elif isinstance(solvers, Sequence) and not isinstance(solvers, str):

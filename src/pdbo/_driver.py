@@ -1,12 +1,13 @@
 """The one loop over a solver's steps: compiled in chunks, with the host looking on in between."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
 from . import _trees as trees
@@ -58,10 +59,10 @@ def advance(
     problem: Problem,
     run: State,
     recorder: Recorder,
-    until: Any,
-    every: Any,
-    first: Any = False,
-    most: Any = None,
+    until: ArrayLike,
+    every: int | Int[Array, "*marks"],
+    first: bool | Bool[Array, ""] = False,
+    most: ArrayLike | None = None,
     rows: int = 1,
 ) -> Chunk:
     """Steps and records until a verdict, the step `until` or `most` records; may be traced.
@@ -77,7 +78,7 @@ def advance(
     shapes = eqx.filter_eval_shape(recorder.record, problem, run)[0]
     solver, scale = run.solver, run.scale
 
-    def blank(row: Any, *leading: int) -> Array:
+    def blank(row: jax.ShapeDtypeStruct, *leading: int) -> Array:
         fill = jnp.nan if jnp.issubdtype(row.dtype, jnp.inexact) else -1
         return jnp.full((*leading, *row.shape), fill, row.dtype)
 
@@ -106,9 +107,9 @@ def advance(
     return Chunk(State(solver, state, step, scale), code, count, written, last)
 
 
-def _to_next(every: Any, step: Array) -> Array:
+def _to_next(every: int | Int[Array, "*marks"], step: Int[Array, ""]) -> Int[Array, ""]:
     """How many steps to go to the next record."""
-    if jnp.ndim(every) == 0:
+    if not isinstance(every, Array) or every.ndim == 0:
         return every - step % every
     place = jnp.searchsorted(every, step, side="right")
     return every[jnp.minimum(place, len(every) - 1)] - step
@@ -131,7 +132,7 @@ def chunks(
     run: State,
     recorder: Recorder,
     until: int,
-    every: Any,
+    every: int | Int[Array, ""],
     first: bool,
     pace: Pace,
 ) -> Iterator[Chunk]:
@@ -176,7 +177,7 @@ class _Faults(Recorder):
         return {"found": found}, code.astype(jnp.int32)
 
 
-def replay(problem: Problem, run: State, count: Any) -> tuple[State, Array, Array]:
+def replay(problem: Problem, run: State, count: Int[Array, ""]) -> tuple[State, Array, Array]:
     """The last finite state within `count` steps, found again one step at a time.
 
     With it, which of `PLACES` are not finite one step later, and the code the run ends with.

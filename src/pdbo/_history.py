@@ -1,13 +1,13 @@
 """The rows of a run: what is recorded with a certificate, and how the host puts rows together."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, PyTree
 
 from ._certificate import MAX_SLACK, measure
 from ._driver import Recorder, Row
@@ -43,9 +43,9 @@ class Certified(Recorder):
         observe: what the user wants recorded too.
     """
 
-    tol: Any
-    every: Any
-    observe: Callable[..., dict[str, Any]] | None = None
+    tol: ArrayLike
+    every: int | Int[Array, ""]
+    observe: Callable[[PyTree, PyTree], Row] | None = None
 
     def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
         """A row with the certificate of the current point, and the verdict on it."""
@@ -83,7 +83,7 @@ class Certified(Recorder):
         return row, judge(run, row, self.tol)
 
 
-def columns(run: State, observe: Any) -> set[str]:
+def columns(run: State, observe: Callable[[PyTree, PyTree], Row] | None) -> set[str]:
     """The columns of a history; a ProblemError unless `observe` returns a dict of new ones."""
     if observe is None:
         return set(COLUMNS)
@@ -123,7 +123,7 @@ class History:
     def _exact_calls(self, run: State, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The oracle calls in 64 bits: compiled code counts them modulo 2^32."""
 
-        def wide(leaf: Any) -> Any:
+        def wide(leaf: PyTree) -> PyTree:
             known = eqx.is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.integer)
             return np.asarray(leaf, np.int64) if known else leaf
 
@@ -134,7 +134,7 @@ class History:
             base = [last[name][-1] for name in _COUNTS]
         exact = {}
         for name, start in zip(_COUNTS, base, strict=True):
-            start = np.int64(start)
+            start = np.asarray(start, np.int64)
             counts = np.concatenate([[start], rows[name].astype(np.int64)])
             exact[name] = start + np.cumsum(np.diff(counts) % 2**32)
         return exact

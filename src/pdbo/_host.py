@@ -1,10 +1,10 @@
 """A run on the host: chunk by chunk, with history, progress line and checkpoints."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from ._certificate import Certificate
 from ._certify import measure_in_double
@@ -15,7 +15,7 @@ from ._mesh import is_leader
 from ._options import Options
 from ._problem import Problem, values
 from ._progress import REFRESH, Pace, Progress
-from ._solution import Solution, State
+from ._solution import Number, Solution, State
 from ._verdict import RUNNING, final, of_saved, unbounded_reason
 from .checkpoint import CheckpointWriter
 
@@ -23,11 +23,11 @@ from .checkpoint import CheckpointWriter
 def solution_at(
     run: State,
     certificate: Certificate,
-    f: Any,
-    g: Any,
-    code: Any,
-    history: dict[str, Any],
-    steps: Any,
+    f: Number,
+    g: Number,
+    code: Array | np.int32,
+    history: dict,
+    steps: int | Array,
     note: str = "",
 ) -> Solution:
     """The solution at a state."""
@@ -51,7 +51,7 @@ class HostRun:
         self, problem: Problem, options: Options, writer: CheckpointWriter | None, until: int
     ):
         self.problem, self.options, self.writer, self.until = problem, options, writer, until
-        self.tol = self.working_tol = float(options.tol)
+        self.tol = self.working_tol = float(np.asarray(options.tol))
         self.history = History()
         watched = REFRESH if options.progress or writer is not None else None
         self.pace = Pace(watched if writer is None else min(REFRESH, writer.seconds))
@@ -89,7 +89,7 @@ class HostRun:
         shown = self.options.progress and is_leader(self.problem.mesh)
         return Progress(int(run.step), self.until, self.tol, enabled=shown)
 
-    def _advance(self, run: State, first: bool, bar: Progress) -> tuple[State, int, Any]:
+    def _advance(self, run: State, first: bool, bar: Progress) -> tuple[State, int, Array | None]:
         """Chunks up to a verdict: the run then, its code and what was not finite, if anything."""
         every, code = jnp.asarray(self.options.every, jnp.int32), RUNNING
         recorder = Certified(jnp.asarray(self.working_tol), every, self.options.observe)
@@ -116,7 +116,7 @@ class HostRun:
         self.writer.save(interim, {"tol": self.tol, "working_tol": self.working_tol})
         self.writer.leave()
 
-    def _conclude(self, run: State, code: int, faults: Any) -> Solution:
+    def _conclude(self, run: State, code: int, faults: Array | None) -> Solution:
         """The solution at a state, its certificate computed in double precision."""
         point, rows = run.point, self.history.rows
         certificate = measure_in_double(self.problem, point)
@@ -132,6 +132,6 @@ class HostRun:
         if RESULTS(int(final(code, met))) not in (RESULTS.success, RESULTS.multiplier_diverged):
             first = float(rows["f"][0]) if len(rows["f"]) else float(f)
             unbounded = unbounded_reason(self.problem, run, certificate, float(f), float(g), first)
-        code = final(code, met, bool(unbounded))
+        ended = final(code, met, bool(unbounded))
         note = unbounded or note
-        return solution_at(run, certificate, f, g, code, rows, int(run.step), note)
+        return solution_at(run, certificate, f, g, ended, rows, int(run.step), note)

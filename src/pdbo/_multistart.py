@@ -1,13 +1,13 @@
 """Many starts in one compiled batch, and the best of what they found."""
 
 import dataclasses
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
@@ -36,7 +36,7 @@ class BestOf(Solution):
         index: which of them this one is.
     """
 
-    all: Any = None
+    all: Solution | None = None
     index: int = eqx.field(static=True, default=0)
 
 
@@ -47,9 +47,9 @@ def multistart(
     solver: Solver | None = None,
     *,
     starts: int | None = None,
-    radius: Any = None,
+    radius: ArrayLike | None = None,
     steps: int = STEPS,
-    tol: Any = 1e-4,
+    tol: float = 1e-4,
     every: int = 100,
     key: Array | None = None,
 ) -> BestOf:
@@ -90,7 +90,7 @@ def _solutions(
     y0s: PyTree,
     solver: Solver,
     starts: int | None,
-    radius: Any,
+    radius: ArrayLike | None,
     options: Options,
 ) -> Solution:
     """What every start led to, with a leading axis."""
@@ -119,7 +119,7 @@ def _batch(
     y0s: PyTree,
     solver: Solver,
     keys: Array,
-    tol: Any,
+    tol: ArrayLike,
     steps: int | None,
     every: int,
 ) -> Solution:
@@ -151,7 +151,7 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
 
 
 def _spread(
-    problem: Problem, x0: PyTree, y0: PyTree, starts: int, radius: Any, key: Array
+    problem: Problem, x0: PyTree, y0: PyTree, starts: int, radius: ArrayLike | None, key: Array
 ) -> tuple[PyTree, PyTree]:
     """The start given and `starts - 1` points of a shifted Kronecker sequence over the sets."""
     flat, split = ravel_pytree((x0, y0))
@@ -171,7 +171,7 @@ def _spread(
     return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))
 
 
-def kronecker(count: int, shift: Any) -> np.ndarray:
+def kronecker(count: int, shift: Array | np.ndarray) -> np.ndarray:
     """Points of the unit cube: multiples of powers of the generalised golden ratio, mod 1.
 
     Reference: Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018).

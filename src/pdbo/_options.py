@@ -1,10 +1,11 @@
 """What a run is asked for beside its problem and its start."""
 
 import dataclasses
+import os
 from collections.abc import Callable
-from typing import Any
 
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, PyTree
 
 from ._checks import is_number, traced, whole_number
 from ._errors import ProblemError
@@ -18,14 +19,14 @@ class Options:
     """The keyword arguments of `solve`, checked; what each means is said there."""
 
     steps: int | None = None
-    tol: Any = 1e-4
+    tol: ArrayLike = 1e-4
     every: int = 100
     key: Array | None = None
     throw: bool = True
     progress: bool = False
-    observe: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
-    checkpoint: Any = None
-    checkpoint_every: Any = 60.0
+    observe: Callable[[PyTree, PyTree], dict[str, Array]] | None = None
+    checkpoint: str | os.PathLike | None = None
+    checkpoint_every: float = 60.0
 
     def __post_init__(self):
         steps = STEPS if self.steps is None else self.steps
@@ -37,7 +38,7 @@ class Options:
             if not traced(value) and not (is_number(value) and value >= 0):
                 raise ProblemError(f"{name} must be a number >= 0, got {value!r}.")
 
-    def budget(self, own: int | None, taken: Any) -> int:
+    def budget(self, own: int | None, taken: Int[Array, ""]) -> int:
         """The most steps to take now, of a solver that may have a budget of its own."""
         if own is None:
             return STEPS if self.steps is None else int(self.steps)

@@ -9,11 +9,12 @@ NumPy arrays if the session has no 64-bit types.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
@@ -33,6 +34,7 @@ def has_double() -> bool:
 
 
 S = TypeVar("S", bound=Solution)
+R = TypeVar("R")
 
 
 class Start(NamedTuple):
@@ -49,7 +51,7 @@ class Start(NamedTuple):
     x: PyTree = None
     y: PyTree = None
     state: State | None = None
-    coarse: Any = None
+    coarse: DTypeLike | None = None
 
 
 @contextlib.contextmanager
@@ -91,7 +93,7 @@ def _lifted(start: Start, solver: Solver) -> Start | None:
     return None  # what is wrong in either precision is for the run to say
 
 
-def _liftable(leaf: Any) -> bool:
+def _liftable(leaf: object) -> bool:
     if isinstance(leaf, bool):
         return False
     if isinstance(leaf, int | float):
@@ -114,7 +116,9 @@ def to_float64(problem: Problem) -> Problem:
     return problem.with_fresh_constants().astype(jnp.float64)
 
 
-def in_double(call: Callable, problem: Problem, x: PyTree, y: PyTree, multiplier: Any) -> Any:
+def in_double(
+    call: Callable[..., R], problem: Problem, x: PyTree, y: PyTree, multiplier: ArrayLike | None
+) -> R:
     """`call(problem, x, y, multiplier, eps)` in double precision, its result as NumPy arrays.
 
     `eps` is the rounding unit of the precision the point was computed in. If f or g insist on
@@ -156,7 +160,7 @@ def returned(solution: S) -> S:
     if has_double():
         return solution
 
-    def plain(leaf: Any) -> Any:
+    def plain(leaf: object) -> object:
         return np.asarray(leaf) if isinstance(leaf, Array) and leaf.dtype == np.float64 else leaf
 
     names = [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "note")]

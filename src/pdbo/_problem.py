@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
@@ -77,12 +77,12 @@ class Problem(eqx.Module):
         parts = (with_fresh_constants(self.f), with_fresh_constants(self.g))
         return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
 
-    def astype(self, dtype: Any) -> "Problem":
+    def astype(self, dtype: DTypeLike) -> "Problem":
         """The same problem with every floating array it carries in another precision."""
         return trees.astype(self, dtype)
 
 
-def _callable(name: str, function: Any, with_data: bool) -> Callable:
+def _callable(name: str, function: object, with_data: bool) -> Callable:
     if not callable(function):
         raise ProblemError(f"{name} must be a function, got {type(function).__name__}.")
     call = f"{name}(x, y, data)" if with_data else f"{name}(x, y)"
@@ -101,14 +101,14 @@ def _callable(name: str, function: Any, with_data: bool) -> Callable:
     return function
 
 
-def _set(name: str, value: Any) -> Set:
+def _set(name: str, value: object) -> Set:
     value = Free() if value is None else value
     if not isinstance(value, Set):
         raise ProblemError(f"{name} must be a set such as pdbo.Box(lo, hi), got {kind(value)}.")
     return value
 
 
-def check_problem(problem: Any) -> None:
+def check_problem(problem: object) -> None:
     """Raise a ProblemError where a value is not a problem."""
     if not isinstance(problem, Problem):
         raise ProblemError(f"problem must be a pdbo.Problem, got {kind(problem)}.")

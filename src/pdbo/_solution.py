@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ._certificate import Certificate
 
 
+Number = Array | np.ndarray | float
+
+
 class State(eqx.Module):
     """Where a run stands: hand it to `solve(problem, state=...)` to carry on, bit for bit.
 
@@ -28,7 +31,7 @@ class State(eqx.Module):
     """
 
     solver: Solver
-    solver_state: Any
+    solver_state: PyTree
     step: Int[Array, ""]
     scale: Float[Array, ""]
 
@@ -65,14 +68,14 @@ class Solution(eqx.Module):
 
     x: PyTree
     y: PyTree
-    multiplier: Any
-    f: Any
-    g: Any
+    multiplier: Number
+    f: Number
+    g: Number
     certificate: "Certificate | None"
-    code: Any
-    history: dict[str, Any]
+    code: Int[Array | np.ndarray, "*batch"] | np.int32
+    history: dict[str, PyTree]
     state: State | None
-    steps: Any
+    steps: int | Int[Array, "*batch"]
     note: str = eqx.field(static=True, default="")
 
     @property

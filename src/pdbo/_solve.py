@@ -1,11 +1,12 @@
 """The one verb: a run from its start to its certificate."""
 
 import contextlib
+import os
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ._batches import reading
@@ -31,15 +32,15 @@ def solve(
     solver: Solver | None = None,
     *,
     steps: int | None = None,
-    tol: Any = 1e-4,
+    tol: ArrayLike = 1e-4,
     every: int = 100,
     state: State | None = None,
     key: Array | None = None,
     throw: bool = True,
     progress: bool = False,
-    observe: Callable[[PyTree, PyTree], dict[str, Any]] | None = None,
-    checkpoint: Any = None,
-    checkpoint_every: Any = 60.0,
+    observe: Callable[[PyTree, PyTree], dict[str, Array]] | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: float = 60.0,
 ) -> Solution:
     """Solve a bilevel problem.
 
@@ -80,7 +81,7 @@ def solve(
         return error.solution
 
 
-def _state(state: Any, x0: PyTree, y0: PyTree) -> State | None:
+def _state(state: object, x0: PyTree, y0: PyTree) -> State | None:
     if state is None:
         if x0 is None or y0 is None:
             raise ProblemError("x0 and y0 are needed: a start for x and one for y.")

@@ -2,10 +2,11 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, PyTree
 
 from ._checks import at_least
 from ._problem import Problem
@@ -23,9 +24,9 @@ class Point(NamedTuple):
 class Calls(NamedTuple):
     """Oracle calls: gradients of f, gradients of g, Hessian- or Jacobian-vector products."""
 
-    f: Any
-    g: Any
-    products: Any
+    f: ArrayLike
+    g: ArrayLike
+    products: ArrayLike
 
 
 class Solver(eqx.Module):
@@ -74,21 +75,21 @@ class Solver(eqx.Module):
         return None
 
     @abc.abstractmethod
-    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> Any:
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> PyTree:
         """The state before the first step, from a start inside its sets."""
 
     @abc.abstractmethod
-    def step(self, problem: Problem, state: Any) -> Any:
+    def step(self, problem: Problem, state: PyTree) -> PyTree:
         """The state one iteration later."""
 
     @abc.abstractmethod
-    def output(self, state: Any) -> Point:
+    def output(self, state: PyTree) -> Point:
         """The point this state stands for."""
 
-    def settled(self, state: Any) -> Any:
+    def settled(self, state: PyTree) -> bool | Bool[Array, ""]:
         """Whether further steps would change nothing; a run that has settled is ended."""
         return False
 
     @abc.abstractmethod
-    def calls(self, state: Any) -> Calls:
+    def calls(self, state: PyTree) -> Calls:
         """The oracle calls made since `init`, those of `init` included."""

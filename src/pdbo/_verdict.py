@@ -5,7 +5,8 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, PyTree
 
 from . import _trees as trees
 from ._certificate import Certificate
@@ -22,7 +23,7 @@ SOUND = (RESULTS.success, RESULTS.max_steps, RESULTS.settled)
 """The results that are no failures."""
 
 
-def judge(run: State, row: dict[str, Array], tol: Any) -> Array:
+def judge(run: State, row: dict[str, Array], tol: ArrayLike) -> Int[Array, ""]:
     """The code of a recorded state, by its row of history."""
     healthy = trees.finite(run.solver_state) & jnp.isfinite(row["f"]) & jnp.isfinite(row["g"])
     healthy = healthy & ~jnp.isnan(row["stationarity"])  # a gradient that is not finite
@@ -32,7 +33,7 @@ def judge(run: State, row: dict[str, Array], tol: Any) -> Array:
     return jnp.where(healthy, code, RESULTS.nonfinite).astype(jnp.int32)
 
 
-def runaway(run: State, code: Any) -> Array:
+def runaway(run: State, code: ArrayLike) -> Int[Array, ""]:
     """The code of a finite state that has run away, else the one given."""
     point = run.point
     if point.multiplier is not None:
@@ -109,7 +110,9 @@ def unbounded_reason(
 
 
 @eqx.filter_jit
-def _along_ray(problem: Problem, x: PyTree, y: PyTree, factor: Any) -> tuple[PyTree, Array, Array]:
+def _along_ray(
+    problem: Problem, x: PyTree, y: PyTree, factor: Array
+) -> tuple[PyTree, Array, Array]:
     """The point so many times as far away, f at the inner solution there, and its residual."""
     x = problem.x_set.project(trees.scale(factor, x))
     start = trees.scale(factor, y)
