@@ -1,12 +1,13 @@
 """Result codes and the exceptions that carry them."""
 
+import contextlib
 import enum
 import pathlib
 import sys
 import warnings
 from typing import Any
 
-_PACKAGE = str(pathlib.Path(__file__).parent)
+_OWN = (str(pathlib.Path(__file__).parent), contextlib.__file__)
 
 
 class RESULTS(enum.IntEnum):
@@ -71,7 +72,7 @@ def brief(error: BaseException) -> str:
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that led here, however deep the library is in its own."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 

@@ -1,0 +1,97 @@
+"""One precision policy: what runs in double, what comes back, and what it is certified as."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cases
+import pdbo
+from pdbo.errors import PrecisionWarning
+
+X0, Y0 = 2.0, np.array([0.5, 0.5])
+OPTIONS = dict(steps=400, every=100)
+
+
+@pytest.fixture(scope="module")
+def solution():
+    """The toy problem by the default solver, in a session without 64-bit types."""
+    with jax.enable_x64(False):
+        return pdbo.solve(cases.toy(), X0, Y0, **OPTIONS)
+
+
+def is_plain_double(*values):
+    return all(isinstance(v, np.ndarray) and v.dtype == np.float64 for v in values)
+
+
+def test_doubles_are_returned_unrounded(solution, x32):
+    assert solution.ok
+    assert is_plain_double(solution.x, solution.y, np.asarray(solution.multiplier))
+    assert solution.x != np.float32(solution.x) or np.any(solution.y != np.float32(solution.y))
+
+
+def test_the_certificate_is_that_of_the_point_returned(solution, x32):
+    again = pdbo.certify(cases.toy(), solution.x, solution.y, solution.multiplier)
+    for name in ("eps", "stationarity", "inner_gap", "multiplier"):
+        assert getattr(again, name) == getattr(solution.certificate, name), name
+
+
+def test_a_session_with_64_bit_types_finds_the_same(solution):
+    double = pdbo.solve(cases.toy(), X0, Y0, **OPTIONS)
+    assert isinstance(double.x, jax.Array)
+    np.testing.assert_array_equal(double.x, solution.x)
+    np.testing.assert_array_equal(double.y, solution.y)
+    assert double.certificate.eps == solution.certificate.eps
+
+
+def test_compare_runs_the_default_as_solve_does(solution, x32):
+    table = pdbo.compare(
+        cases.toy(), X0, Y0, [pdbo.AutoPDBO(), cases.paper_pdbo()], budget=200, every=100
+    )
+    last = {k: v[0] for k, v in table.final().items()}
+    row = {k: v[solution.history["step"] == 200] for k, v in solution.history.items()}
+    assert last["step"] == 200
+    for name in ("f", "g", "multiplier"):
+        assert last[name] == row[name][0], name
+
+
+def test_multistart_returns_doubles(x32):
+    best = pdbo.multistart(cases.toy(), X0, Y0, starts=2, steps=300)
+    assert best.ok and is_plain_double(best.x, best.y, best.all.x, best.all.y)
+    again = pdbo.certify(cases.toy(), best.x, best.y, best.multiplier)
+    assert again.eps == best.certificate.eps
+
+
+def test_a_run_in_double_is_saved_loaded_and_carried_on(solution, x32, tmp_path):
+    pdbo.save(tmp_path / "toy.pdbo", solution)
+    loaded = pdbo.load(tmp_path / "toy.pdbo", cases.toy())
+    assert is_plain_double(loaded.x, loaded.y)
+    np.testing.assert_array_equal(loaded.x, solution.x)
+    for state in (solution.state, loaded.state):
+        further = pdbo.solve(cases.toy(), state=state, steps=100, tol=0)
+        assert is_plain_double(further.x, further.y)
+        assert further.steps == solution.steps + 100
+
+
+def test_other_solvers_stay_in_the_precision_of_the_session(x32):
+    found = pdbo.solve(cases.toy(), X0, Y0, cases.paper_pdbo(), steps=100)
+    assert isinstance(found.x, jax.Array) and found.x.dtype == jnp.float32
+    assert found.certificate.eps.dtype == np.float64
+
+
+def test_functions_that_insist_on_single_precision_say_so_once_per_result(x32):
+    """A fallback warns, in the run and in the certificate, and nothing is silent."""
+    half = np.float32(0.5)
+    problem = pdbo.Problem(
+        lambda x, y: half * (jnp.asarray(y, jnp.float32) - 1) ** 2,
+        lambda x, y: half * (jnp.asarray(y, jnp.float32) - jnp.asarray(x, jnp.float32)) ** 2,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = pdbo.solve(problem, 0.0, 0.0, steps=20, every=10, throw=False)
+    said = [str(w.message) for w in caught if issubclass(w.category, PrecisionWarning)]
+    assert len(said) == 2 and "double precision" in said[0] and "single precision" in said[1]
+    assert all(w.filename == __file__ for w in caught)
+    assert found.x.dtype == jnp.float32 and found.certificate.eps.dtype == np.float32
