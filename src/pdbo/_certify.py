@@ -30,17 +30,17 @@ def certify(
 ) -> Certificate:
     r"""The certificate of a point, however it was found.
 
-    Outside of jit and vmap it is computed in double precision, whatever that of the problem. The
-    inner value is recomputed by a minimiser of its own, started at y, beside it and, where y has
-    at most 10,000 entries and the data are not in `Batches`, at eight points drawn from Y: it is a
-    global minimum only where these find it. The multiplier given is tried, and so is the
-    least-squares one, $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
+    Outside of jit and vmap it is computed in double precision, whatever that of the problem; a
+    point given in double is certified as it is, not rounded. The inner value is computed by a
+    minimiser of its own, started at y, beside it and, if y has at most 10,000 entries and the data
+    are not in `Batches`, at eight points drawn from Y: it is a global minimum only if these find
+    it. Two multipliers are tried, the one given and the least-squares one, $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
     the better certificate is returned.
 
-    At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. There the
+    At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. Then the
     conditions are checked at a neighbour $(x, y_w)$ with $y_w$ near
     $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
-    left of stationarity is, where the inner minimum is unique, the hypergradient.
+    left of stationarity is the hypergradient, if the inner minimum is unique.
 
     Arguments:
         problem, x, y: the problem and the point.

@@ -55,15 +55,15 @@ def multistart(
 ) -> BestOf:
     """Solve from many starts at once and return the best solution; `.all` holds every one.
 
-    The best has its certificate within the tolerance, or, where none has, an inner gap within it;
-    among these it has the lowest f. Its certificate is recomputed in double precision.
+    The best solution is the one of lowest f among those whose certificate is within the tolerance;
+    if there is none, among those whose inner gap is. Its certificate is computed in double.
 
     Arguments:
         problem: the problem.
-        x0s, y0s: the starts, with a leading axis; or, where `starts` is given, one start.
+        x0s, y0s: the starts, with a leading axis; or one start, if `starts` is given.
         solver: the method, `AutoPDBO()` unless named.
         starts: how many starts to make of the one given: itself, and points spread evenly over the
-            bounded sets or, where a set is unbounded, over a cube around it.
+            bounded sets or, if a set is unbounded, over a cube around it.
         radius: half the width of that cube; three times the root mean square of x0 for x and of
             y0 for y unless given, at least 1.
         steps, tol, every: as in `solve`, for each start.

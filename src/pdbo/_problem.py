@@ -24,7 +24,7 @@ class Problem(eqx.Module):
     r"""$\min_{x \in X,\ y \in S(x)} f(x, y)$ with $S(x) = \arg\min_{y \in Y} g(x, y)$.
 
     Arguments:
-        f: the outer function, called as `f(x, y)`, or `f(x, y, data)` where data is given.
+        f: the outer function, called as `f(x, y)`, or `f(x, y, data)` if data is given.
         g: the inner function, called the same way.
         data: a pytree of arrays handed to both functions. It is an argument of the compiled
             program, never a constant in it, so other data of the same shapes does not recompile.
@@ -109,7 +109,7 @@ def _set(name: str, value: object) -> Set:
 
 
 def check_problem(problem: object) -> None:
-    """Raise a ProblemError where a value is not a problem."""
+    """Raise a ProblemError if a value is not a problem."""
     if not isinstance(problem, Problem):
         raise ProblemError(f"problem must be a pdbo.Problem, got {kind(problem)}.")
 

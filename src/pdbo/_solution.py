@@ -51,11 +51,12 @@ class Solution(eqx.Module):
     """The outcome of `solve`.
 
     Attributes:
-        x, y: the point returned.
-        multiplier: the solver's multiplier of the value-function constraint; where the method
-            has none, the certificate's.
+        x, y: the point returned. What was computed in double precision is returned in double: as
+            NumPy arrays in a session without 64-bit types.
+        multiplier: the solver's multiplier of the value-function constraint; the certificate's
+            if the method has none.
         f, g: the outer and inner values there.
-        certificate: recomputed at (x, y), in double precision outside of jit and vmap.
+        certificate: computed at exactly (x, y), in double precision outside of jit and vmap.
         code: the result code as an integer array.
         history: a dict of arrays with one row per recorded step: step, f, g, h, multiplier,
             stationarity, feasibility, complementarity, inner_gap, eps, the oracle calls so far
@@ -87,7 +88,7 @@ class Solution(eqx.Module):
 
     @property
     def ok(self) -> Any:
-        """True only where the certificate at the returned point is within the tolerance."""
+        """True only if the certificate at the returned point is within the tolerance."""
         held = self.code == RESULTS.success
         return held if traced(held) or np.ndim(held) > 0 else bool(held)
 

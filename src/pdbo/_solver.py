@@ -13,7 +13,7 @@ from ._problem import Problem
 
 
 class Point(NamedTuple):
-    """What a solver puts forward: a point and, where the method has them, multiplier and slack."""
+    """What a solver returns: a point and, if the method has them, multiplier and slack."""
 
     x: PyTree
     y: PyTree
@@ -30,7 +30,7 @@ class Calls(NamedTuple):
 
 
 class Solver(eqx.Module):
-    """A method: `init`, then `step` over and over, and `output` whenever somebody asks.
+    """A method: `init` once, then `step` again and again, and `output` at any time.
 
     A solver holds its parameters only; everything that changes is in the state, a pytree of
     arrays whose structure, shapes and dtypes stay the same from `init` on.
@@ -46,7 +46,8 @@ class Solver(eqx.Module):
         citation: authors, title and year.
         batch_refusal: why it cannot run on mini-batches, in a few words; empty if it can.
         needs_products: whether it uses Hessian- or Jacobian-vector products.
-        prefers_double: whether it should run in double precision where the problem is small.
+        prefers_double: whether it runs in double precision on small problems, also in a session
+            without 64-bit types.
     """
 
     label: ClassVar[str] = ""
@@ -61,9 +62,6 @@ class Solver(eqx.Module):
             if field.type is Array:
                 at_least(field.name, getattr(self, field.name), 0)
 
-    prefers_double: ClassVar[bool] = False
-    """Whether the rounding of single precision spoils it, so that small problems are lifted."""
-
     @property
     def name(self) -> str:
         """What messages call it."""
@@ -71,7 +69,7 @@ class Solver(eqx.Module):
 
     @property
     def budget(self) -> int | None:
-        """The most steps a run of this solver takes; None where it sets no limit itself."""
+        """The most steps a run of this solver takes; None if it sets no limit itself."""
         return None
 
     @abc.abstractmethod
