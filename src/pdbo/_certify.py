@@ -34,7 +34,8 @@ def certify(
     point given in double is certified as it is, not rounded. The inner value is computed by a
     minimiser of its own, started at y, beside it and, if y has at most 10,000 entries and the data
     are not in `Batches`, at eight points drawn from Y: it is a global minimum only if these find
-    it. Two multipliers are tried, the one given and the least-squares one, $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
+    it. Two multipliers are tried, the one given and the least-squares one,
+    $\arg\min_{\lambda \ge 0} \mathrm{dist}(\nabla f + \lambda\nabla h, -N)$;
     the better certificate is returned.
 
     At an exact inner solution $\nabla h$ vanishes and no finite multiplier exists. Then the
