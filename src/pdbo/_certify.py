@@ -1,6 +1,5 @@
 """The certificate of any point, however it was found."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,13 +8,12 @@ from jaxtyping import PyTree
 
 from . import _trees as trees
 from ._batches import reading
-from ._certificate import MAX_SLACK, Certificate, measure, measure_jit
+from ._certificate import MAX_SLACK, Certificate, measure
 from ._checks import check_point, is_number, traced, whole_number
 from ._errors import ProblemError
 from ._mesh import everywhere
-from ._precision import in_double
+from ._precision import certified_in_double
 from ._problem import Problem, check_problem
-from ._solver import Point
 
 
 def certify(
@@ -62,21 +60,7 @@ def certify(
             x, y = checked
             multiplier = None if multiplier is None else jnp.asarray(multiplier, trees.dtype(x))
             multiplier = everywhere(problem.mesh, multiplier)
-        return in_double(_measure(slack, max_slack, count), problem, x, y, multiplier)
-
-
-def measure_in_double(problem: Problem, point: Point) -> Certificate:
-    """The certificate of a solver's point, which grants it the slack it was run with."""
-    max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
-    call = _measure(None, max_slack, problem.view.effort())
-    return in_double(call, problem, point.x, point.y, point.multiplier)
-
-
-def _measure(slack: Any, max_slack: Any, iterations: int) -> Callable[..., Certificate]:
-    def call(problem: Problem, x: PyTree, y: PyTree, multiplier: Any, eps: Any) -> Certificate:
-        return measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=eps)
-
-    return call
+        return certified_in_double(problem, x, y, multiplier, slack, max_slack, count)
 
 
 def _check_options(problem: Any, multiplier: Any, slack: Any, max_slack: Any, count: Any) -> None:
