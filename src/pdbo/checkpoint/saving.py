@@ -1,6 +1,6 @@
 """`save`: a solution as one file."""
 
-from typing import Any
+import os
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from .format import as_path, write
 from .packing import pack
 
 
-def save(path: Any, solution: Solution) -> None:
-    """Write a solution, its history and all it takes to carry on to one file.
+def save(path: str | os.PathLike[str], solution: Solution) -> None:
+    """Write a solution, its history and the state to carry on from to one file.
 
-    The file is there whole or not at all: it is written under another name, flushed and renamed.
+    The file is written completely or not at all: under another name, flushed, then renamed.
 
     Arguments:
         path: the file.
@@ -23,7 +23,7 @@ def save(path: Any, solution: Solution) -> None:
     if not isinstance(solution, Solution):
         raise ProblemError(f"solution must be what solve returned, got {kind(solution)}.")
     if solution.state is None:
-        raise CheckpointError("a solution without a state, of a bad problem, cannot be saved.")
+        raise CheckpointError("the solution of a bad problem has no state and cannot be saved.")
     if np.ndim(solution.code) > 0:
         raise CheckpointError("a batch of runs cannot be saved: save the solutions one by one.")
     write(as_path(path), *pack(solution))
