@@ -124,8 +124,8 @@ def check_values(
         size = max(abs(then), float(np.max(np.abs(history[name]), initial=0)))
         if np.isfinite(then) and not abs(now - then) <= SAME * (size + SAME):
             raise saved.error(
-                f"{name} is {then:.6g} in it and {now:.6g} here, at the same point: it is for "
-                "another problem or other data"
+                f"{name} is {then:.6g} in it and {now:.6g} here, at the same point: the problem "
+                "or its data is different"
             )
 
 

@@ -23,7 +23,7 @@ def save(path: str | os.PathLike[str], solution: Solution) -> None:
     if not isinstance(solution, Solution):
         raise ProblemError(f"solution must be what solve returned, got {kind(solution)}.")
     if solution.state is None:
-        raise CheckpointError("the solution of a bad problem has no state and cannot be saved.")
+        raise CheckpointError("a solution without a state, of a bad problem, cannot be saved.")
     if np.ndim(solution.code) > 0:
         raise CheckpointError("a batch of runs cannot be saved: save the solutions one by one.")
     write(as_path(path), *pack(solution))
