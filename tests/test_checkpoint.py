@@ -136,7 +136,7 @@ def test_points_of_any_structure(whole, tmp_path):
     x0, y0 = {"a": (jnp.ones(3), [jnp.zeros(())][0])}, Mine(jnp.ones(2))
     sol = at_start(whole, problem, x0, y0)
     pdbo.save(tmp_path / "a", sol)
-    with pytest.raises(pdbo.CheckpointError, match="y is made of containers of yours: give y0"):
+    with pytest.raises(pdbo.CheckpointError, match="y is made of your own containers: give y0"):
         pdbo.load(tmp_path / "a", problem, SOLVER)
     again = pdbo.load(tmp_path / "a", problem, SOLVER, y0=y0)
     assert same(again, sol) and jax.tree.structure(again.x) == jax.tree.structure(x0)
@@ -305,7 +305,7 @@ def test_swapped_files_and_none_left(good, tmp_path):
     (tmp_path / old).write_bytes(good[new])
     (tmp_path / new).write_bytes(good[old])
     with pytest.raises(
-        pdbo.CheckpointError, match=f"{new} holds step 15, not its own.*remove them"
+        pdbo.CheckpointError, match=f"{new} holds step 15, not the one in its name.*remove them"
     ):
         run(tmp_path)
     (tmp_path / old).write_bytes(b"")

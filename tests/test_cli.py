@@ -100,7 +100,7 @@ def test_light_commands_answer_in_half_a_second(arguments):
 def test_exit_codes_are_documented():
     for command in ([], ["reproduce"], ["solve"], ["report"], ["list"]):
         text = " ".join(pdbo(*command, "--help").stdout.split())
-        assert "Exit codes: 0 all went well, 1 a run failed" in text
+        assert "Exit codes: 0 success, 1 a run failed" in text
         assert "130 interrupted" in text
 
 
@@ -264,7 +264,7 @@ def test_unexpected_errors_are_one_sentence_unless_debugging(monkeypatch, capsys
     monkeypatch.delenv("PDBO_DEBUG", raising=False)
     assert cli.run(["report", str(tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert error == "pdbo: RuntimeError: the disk (PDBO_DEBUG=1 shows where).\n"
+    assert error == "pdbo: RuntimeError: the disk (PDBO_DEBUG=1 shows the traceback).\n"
     monkeypatch.setenv("PDBO_DEBUG", "1")
     with pytest.raises(RuntimeError, match="melted"):
         cli.run(["report", str(tmp_path)])

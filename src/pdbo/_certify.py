@@ -1,21 +1,18 @@
 """The certificate of any point, however it was found."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from . import _trees as trees
 from ._batches import reading
-from ._certificate import MAX_SLACK, Certificate, measure, measure_jit
+from ._certificate import MAX_SLACK, Certificate, measure
 from ._checks import check_point, is_number, traced, whole_number
 from ._errors import ProblemError
 from ._mesh import everywhere
-from ._precision import in_double
+from ._precision import certified_in_double
 from ._problem import Problem, check_problem
-from ._solver import Point
 
 
 def certify(
@@ -64,25 +61,7 @@ def certify(
             x, y = checked
             multiplier = None if multiplier is None else jnp.asarray(multiplier, trees.dtype(x))
             multiplier = everywhere(problem.mesh, multiplier)
-        return in_double(_measure(slack, max_slack, count), problem, x, y, multiplier)
-
-
-def measure_in_double(problem: Problem, point: Point) -> Certificate:
-    """The certificate of a solver's point, which grants it the slack it was run with."""
-    max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
-    call = _measure(None, max_slack, problem.view.effort())
-    return in_double(call, problem, point.x, point.y, point.multiplier)
-
-
-def _measure(
-    slack: Array | None, max_slack: ArrayLike, iterations: int
-) -> Callable[..., Certificate]:
-    def call(
-        problem: Problem, x: PyTree, y: PyTree, multiplier: Array | None, eps: float | None
-    ) -> Certificate:
-        return measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=eps)
-
-    return call
+        return certified_in_double(problem, x, y, multiplier, slack, max_slack, count)
 
 
 def _check_options(

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, whenever the machine stops."""
+"""Files and folders that are written completely or not at all, even if the machine stops."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file under a temporary name that takes the place of `path` once it is on the disk."""
+    """A file under a temporary name that replaces `path` once it is on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with temporary.open("wb") as file:
@@ -26,14 +26,14 @@ def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
-    """Write a file, all of it or nothing."""
+    """Write a file, completely or not at all."""
     _clear(path)
     with replacing(path) as file:
         file.write(content)
 
 
 def write_folder(path: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Write a folder of files, all of it or nothing; it takes the place of an older one."""
+    """Write a folder of files, completely or not at all; it replaces an older one."""
     _clear(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -53,14 +53,14 @@ def write_folder(path: pathlib.Path, files: dict[str, bytes]) -> None:
 
 
 def _flush(file: BinaryIO) -> None:
-    """Put what was written on the disk."""
+    """Force what was written onto the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _sync(folder: pathlib.Path) -> None:
-    """Put the names in a folder on the disk."""
-    if os.name == "nt":  # folders cannot be opened there
+    """Force the names in a folder onto the disk."""
+    if os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -70,7 +70,7 @@ def _sync(folder: pathlib.Path) -> None:
 
 
 def _clear(path: pathlib.Path) -> None:
-    """Make the folder of `path` and remove what killed processes left there under its name."""
+    """Make the folder of `path`; remove temporary files that killed processes left for `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.iterdir():
         start, _, process = old.name.rpartition(".")
@@ -80,7 +80,7 @@ def _clear(path: pathlib.Path) -> None:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process other than this one is there."""
+    """Whether a process other than this one is running."""
     if process == os.getpid() or os.name == "nt":
         return False
     try:

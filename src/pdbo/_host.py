@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Array
 
 from ._certificate import Certificate
-from ._certify import measure_in_double
 from ._driver import PLACES, chunks, replay_jit
 from ._errors import RESULTS
 from ._history import Certified, History
 from ._mesh import is_leader
 from ._options import Options
+from ._precision import measure_in_double
 from ._problem import Problem, values
 from ._progress import REFRESH, Pace, Progress
 from ._solution import Number, Solution, State

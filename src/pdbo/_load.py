@@ -1,6 +1,6 @@
 """`load`: a solution from a file or a folder, if it belongs to the problem and solver given."""
 
-from typing import Any
+import os
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +22,21 @@ from .solvers._streamed import streamed
 
 
 def load(
-    path: Any, problem: Problem, solver: Solver | None = None, x0: PyTree = None, y0: PyTree = None
+    path: str | os.PathLike[str],
+    problem: Problem,
+    solver: Solver | None = None,
+    x0: PyTree = None,
+    y0: PyTree = None,
 ) -> Solution:
-    """Read a solution that was saved, to look at or to carry on from with its `state`.
+    """Read a saved solution, to look at it or to carry on from its `state`.
 
-    Any difference between the file and what is given here, or between the file and what was
-    written, raises a `CheckpointError` with one sentence that says it.
+    A file that was damaged, or that belongs to another problem or solver, raises a
+    `CheckpointError` with one sentence on the difference.
 
     Arguments:
-        path: a file, or a checkpoint folder, of which the last good file is read.
-        problem: the problem that was solved: a file holds no functions and no data.
-        solver: the solver that was used, `AutoPDBO()` unless named.
+        path: a file, or a checkpoint folder, whose last good file is read.
+        problem: the problem that was solved; the file holds no functions and no data.
+        solver: the solver that was used; `AutoPDBO()` if None.
         x0, y0: any point of the right structure; needed only if x or y is made of containers
             other than dicts, lists and tuples.
     """
@@ -47,7 +51,7 @@ def load(
     return returned(solution)
 
 
-def _saved(path: Any) -> Saved:
+def _saved(path: str | os.PathLike[str]) -> Saved:
     path = as_path(path)
     if not path.is_dir():
         return read(path)
@@ -58,7 +62,7 @@ def _saved(path: Any) -> Saved:
 
 
 def _in_double(saved: Saved, solver: Solver) -> bool:
-    """Whether a run in double precision is read in a session without it, as `solve` left it."""
+    """Whether the file holds a run that `solve` lifted to double, and this session has none."""
     scale = saved.arrays.get("state.scale")
     double = scale is not None and scale.dtype == "float64"
     return double and solver.prefers_double and not has_double()
@@ -73,7 +77,7 @@ def _loaded(saved: Saved, problem: Problem, solver: Solver, x0: PyTree, y0: PyTr
         except (KeyError, TypeError, ValueError):
             raise saved.error(f"its {name} cannot be understood") from None
         if structure is None and given is None:
-            raise saved.error(f"{name} is made of containers of yours: give {name}0 too")
+            raise saved.error(f"{name} is made of your own containers: give {name}0 too")
         point.append(structure if given is None else jax.tree.map(jnp.asarray, given))
     for leaf in jax.tree.leaves(point):
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:

@@ -8,7 +8,7 @@ NumPy arrays if the session has no 64-bit types.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -18,11 +18,12 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._certificate import MAX_SLACK, Certificate, measure_jit
 from ._checks import check_functions, point_arrays, traced
 from ._errors import PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
 from ._solution import Solution, State
-from ._solver import Solver
+from ._solver import Point, Solver
 
 MOST_NUMBERS = 10**6  # in x, y and data together: up to here a run may be lifted to double
 _LIFTABLE = {np.dtype(t) for t in (np.float64, np.float32)}
@@ -34,7 +35,6 @@ def has_double() -> bool:
 
 
 S = TypeVar("S", bound=Solution)
-R = TypeVar("R")
 
 
 class Start(NamedTuple):
@@ -116,29 +116,44 @@ def to_float64(problem: Problem) -> Problem:
     return problem.with_fresh_constants().astype(jnp.float64)
 
 
-def in_double(
-    call: Callable[..., R], problem: Problem, x: PyTree, y: PyTree, multiplier: ArrayLike | None
-) -> R:
-    """`call(problem, x, y, multiplier, eps)` in double precision, its result as NumPy arrays.
+def measure_in_double(problem: Problem, point: Point) -> Certificate:
+    """The certificate of a solver's point, which grants it the slack it was run with."""
+    max_slack = max(MAX_SLACK, 0.0 if point.slack is None else float(point.slack))
+    effort = problem.view.effort()
+    return certified_in_double(problem, point.x, point.y, point.multiplier, None, max_slack, effort)
 
-    `eps` is the rounding unit of the precision the point was computed in. If f or g insist on
-    another precision the call is in that, with a warning, and `eps` is None.
+
+def certified_in_double(
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    multiplier: ArrayLike | None,
+    slack: Array | None,
+    max_slack: ArrayLike,
+    iterations: int,
+) -> Certificate:
+    """The certificate of a point, computed in double precision, as NumPy numbers.
+
+    If f or g insist on another precision it is computed in that, with a warning.
     """
     own, eps = has_double(), _eps((x, y))
     with jax.enable_x64(True):
         double = problem.astype(jnp.float64) if own else to_float64(problem)
         at = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (x, y, multiplier))
+        fine_x, fine_y, fine = at
         try:
             if not own or eps > float(np.finfo(np.float64).eps):  # else it has been checked
-                check_functions(double, *at[:2])
-            return _numpy(call(double, *at, eps))
+                check_functions(double, fine_x, fine_y)
+            return _numpy(
+                measure_jit(double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps)
+            )
         except (ProblemError, TypeError, ValueError) as error:
             reason = brief(error)
     warn(f"the certificate is in single precision: {reason}.", PrecisionWarning)
     x, y = point_arrays(x, y)
     if multiplier is not None:
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
-    return _numpy(call(problem, x, y, multiplier, None))
+    return _numpy(measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=None))
 
 
 def _eps(tree: PyTree) -> float:

@@ -1,1 +1,1 @@
-"""The command `pdbo`: what it asks, runs, keeps and shows. Nothing else imports from here."""
+"""The command `pdbo`: inputs, runs, records, figures and page. Nothing else imports from here."""

@@ -1,4 +1,4 @@
-"""The command `pdbo` and its subcommands. JAX and matplotlib are imported only by a run."""
+"""The command `pdbo` and its subcommands. Only a run imports JAX and matplotlib."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ from .folders import check_folder, check_pages, check_same_run, check_writable, 
 from .terminal import complain, say, wrapped
 
 CHECKPOINT = "checkpoint"
-MOST = 2**31 - 1  # the largest seed and number of iterations: what int32 holds
+MOST = 2**31 - 1  # the largest seed and number of iterations: the largest int32
 
 app = typer.Typer(
     add_completion=False,
@@ -47,9 +47,9 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and leave with its exit code."""
+    """Run the command and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # any file name can be printed
+        if isinstance(stream, io.TextIOWrapper):  # so any file name can be printed
             stream.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, leave)
@@ -60,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             if stream is not None:
                 stream.flush()
     except BrokenPipeError:
-        os._exit(code)  # the reader of the output is gone
+        os._exit(code)  # nobody reads the output any more
     except OSError as error:
-        # if a reason was given already, it was mostly this one
+        # if an error was reported already, it was most likely this one
         os._exit(code or complain(f"the output cannot be written: {error.strerror}.", FAILED))
-    if code in (INTERRUPTED, TERMINATED):  # a compilation cut short can crash the teardown
+    if code in (INTERRUPTED, TERMINATED):  # an interrupted compilation can crash Python's own exit
         os._exit(code)
     sys.exit(code)
 
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
     """Run the command; every error is one sentence on standard error."""
     try:
         result = app(arguments, prog_name="pdbo", standalone_mode=False)
-        if result == INTERRUPTED:  # by typer, which says nothing
+        if result == INTERRUPTED:  # typer returns it without a word
             raise KeyboardInterrupt
         return result if isinstance(result, int) else OK
     except Interrupted as error:
@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
     except RunError as error:
         return complain(str(error), FAILED)
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone
+        if isinstance(error.__context__, BrokenPipeError):  # nobody reads the output any more
             return OK
         raise
     except Exception as error:
@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.strerror:
             where = f"{error.filename}: " if error.filename else ""
             return complain(f"{where}{error.strerror}.", FAILED)
-        return complain(f"{brief(error)} (PDBO_DEBUG=1 shows where).", FAILED)
+        return complain(f"{brief(error)} (PDBO_DEBUG=1 shows the traceback).", FAILED)
 
 
 def _version(wanted: bool) -> None:
@@ -111,41 +111,37 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an unexpected error.")
     ] = False,
 ) -> None:
-    """Bilevel optimisation where the inner problem has many minima: reproduce the paper, solve."""
+    """Bilevel optimisation with many inner minima: reproduce the paper, solve your own problems."""
     if debug:
         os.environ["PDBO_DEBUG"] = "1"
 
 
 Out = Annotated[pathlib.Path, typer.Option(help="The folder to write to.", metavar="DIR")]
 Seed = Annotated[int, typer.Option(help="The seed of every random draw.", min=0, max=MOST)]
-Steps = Annotated[int, typer.Option(help="The most iterations.", min=1, max=MOST)]
+Steps = Annotated[int, typer.Option(help="The largest number of iterations.", min=1, max=MOST)]
 Every = Annotated[int, typer.Option(help="Iterations between two records.", min=1, max=MOST)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier record.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Carry on from the last checkpoint in the folder.")
+    bool, typer.Option("--resume", help="Carry on from the folder's last checkpoint.")
 ]
 Distributed = Annotated[
     bool,
-    typer.Option(
-        "--distributed", help="Split the data over the devices of all processes of this run."
-    ),
+    typer.Option("--distributed", help="Split the data over the devices of all processes."),
 ]
-Address = Annotated[str | None, typer.Option(help="Where process 0 is.", metavar="HOST:PORT")]
-Processes = Annotated[
-    int | None, typer.Option(help="How many processes there are.", min=1, max=MOST)
-]
+Address = Annotated[str | None, typer.Option(help="The address of process 0.", metavar="HOST:PORT")]
+Processes = Annotated[int | None, typer.Option(help="The number of processes.", min=1, max=MOST)]
 Rank = Annotated[
-    int | None, typer.Option(help="Which of them this is, from 0 on.", min=0, max=MOST)
+    int | None, typer.Option(help="The number of this process, from 0.", min=0, max=MOST)
 ]
 Heartbeat = Annotated[
     float | None,
-    typer.Option(help="Seconds without a sign of life after which a process is lost; 30."),
+    typer.Option(help="Seconds of silence after which a process counts as lost; 30 by default."),
 ]
 
 
@@ -154,7 +150,7 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Experiments; without any, the short ones that need no download.", metavar="NAMES"
+            help="Experiments; by default the short ones that need no download.", metavar="NAMES"
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller runs, under a minute.")] = False,
@@ -162,10 +158,10 @@ def reproduce(
     out: Out = pathlib.Path("results"),
     data: Annotated[
         pathlib.Path | None,
-        typer.Option(help="A folder of data sets, for those that read any.", metavar="DIR"),
+        typer.Option(help="A folder of data sets, for experiments that need one.", metavar="DIR"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Carry on in a folder; what is finished is kept.")
+        bool, typer.Option("--resume", help="Carry on in a folder; keep what is finished.")
     ] = False,
 ) -> int:
     """Reproduce the paper: run experiments, draw the figures, write the page."""
@@ -212,9 +208,13 @@ def solve(
     ],
     x0: Annotated[str | None, typer.Option(help="The start of x, as JSON.")] = None,
     y0: Annotated[str | None, typer.Option(help="The start of y, as JSON.")] = None,
-    solver: Annotated[str | None, typer.Option(help="A solver's name.")] = None,
+    solver: Annotated[
+        str | None, typer.Option(help="The name of a solver; AutoPDBO by default.")
+    ] = None,
     steps: Steps = 10_000,
-    tol: Annotated[float, typer.Option(help="The certificate's eps to reach.")] = 1e-4,
+    tol: Annotated[
+        float, typer.Option(help="Stop when the certificate's eps is this small.")
+    ] = 1e-4,
     every: Every = 100,
     seed: Seed = 0,
     out: Out = pathlib.Path("solution"),
@@ -226,13 +226,13 @@ def solve(
     rank: Rank = None,
     heartbeat: Heartbeat = None,
 ) -> int:
-    """Solve a problem of your own: print its certificate, keep a record, a figure and a page.
+    """Solve a problem of your own: print its certificate, write a record, a figure and a page.
 
     NAME is a pdbo.Problem in the file. The start is given by --x0 and --y0, or by x0 and y0 in the
     file. A checkpoint is written every minute and when the run is interrupted.
 
-    With --distributed the same command is started once for each process. SLURM, Kubernetes and Open
-    MPI say which is which; elsewhere give --processes and --rank, and --address if they run on
+    With --distributed, start the same command once per process. SLURM, Kubernetes and Open MPI
+    number the processes; elsewhere give --processes and --rank, and --address if they run on
     several machines.
     """
     path, name = inputs.target(target)
@@ -241,7 +241,7 @@ def solve(
     if not 0 <= tol < math.inf:
         raise InputError(f"--tol must be a finite number >= 0, got {tol}.")
     if force and resume:
-        raise InputError("--force starts again and --resume carries on: give one of them.")
+        raise InputError("--force starts again and --resume carries on: give only one of them.")
     remedy = "carry on there with --resume or replace what is there with --force"
     inputs.need("matplotlib")
     options = {"address": address, "processes": processes, "rank": rank, "heartbeat": heartbeat}
@@ -267,7 +267,7 @@ def solve(
 
 @contextlib.contextmanager
 def _together(distributed: bool, options: dict[str, Any]) -> Iterator[int]:
-    """The rank of this process among those of the run; 0 if it is alone."""
+    """The rank of this process in the run; 0 if it is alone."""
     if not distributed:
         if options:
             raise InputError(f"--{next(iter(options))} needs --distributed.")
@@ -297,7 +297,7 @@ def report(
 
 
 def _get_ready() -> None:
-    """Import what every run needs; from here on the run itself answers an interrupt."""
+    """Import what every run needs; from here on the run itself handles an interrupt."""
     import jax  # noqa: F401
     import matplotlib.figure  # noqa: F401
 
@@ -314,7 +314,7 @@ def _again() -> str:
 
 
 def _report(folder: pathlib.Path) -> int:
-    """Build the page and say where it is; a damaged record is named and counts as bad input."""
+    """Build the page and print its path; a damaged record is named and counts as bad input."""
     from .records import RecordError
     from .report import build
 

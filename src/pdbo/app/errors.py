@@ -1,17 +1,17 @@
-"""Exit codes of the command and the errors that carry them, each with one sentence."""
+"""Exit codes of the command, and the errors that lead to them."""
 
 from .._errors import ProblemError
 from .._signals import Terminated
 
 OK, FAILED, BAD_INPUT, LOST, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 EXIT_CODES = (
-    "Exit codes: 0 all went well, 1 a run failed or was not certified, 2 bad input, "
+    "Exit codes: 0 success, 1 a run failed or was not certified, 2 bad input, "
     "3 another process of the run was lost, 130 interrupted, 143 terminated."
 )
 
 
 class InputError(ProblemError):
-    """The command cannot do what was asked."""
+    """The command cannot do what the user asked for."""
 
 
 class RunError(Exception):

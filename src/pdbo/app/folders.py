@@ -1,4 +1,4 @@
-"""Checks of the folders a user named, before anything is run or written. Nothing here needs JAX."""
+"""Checks of the folders a user gave, before anything runs or is written. Needs no JAX."""
 
 import os
 import pathlib
@@ -14,21 +14,21 @@ PAGE, FIGURES = "index.html", "figures"
 
 
 def exists(path: pathlib.Path, kind: Literal["dir", "file"]) -> bool:
-    """Whether there is such a folder or file; False too if no file system could hold the name."""
+    """Whether a folder or file exists; False if its name is not a valid one."""
     try:
         return path.is_dir() if kind == "dir" else path.is_file()
-    except (OSError, ValueError):  # too long a name, a character that names cannot have
+    except (OSError, ValueError):  # the name is too long, or has a forbidden character
         return False
 
 
 def check_folder(out: pathlib.Path, allowed: bool, remedy: str, names: list[str]) -> None:
-    """Refuse an output folder that is in use, unless that is allowed, or holds files of others.
+    """Refuse an output folder that is not empty, unless that is allowed, or holds foreign files.
 
     Arguments:
         out: the folder.
         allowed: whether it may hold records already.
-        remedy: what the user can do if it does and may not.
-        names: the records that are going to be written.
+        remedy: what the user can do if it may not.
+        names: the records that will be written.
     """
     try:
         if out.exists() and not out.is_dir():
@@ -62,7 +62,7 @@ def _check_own(folder: pathlib.Path) -> None:
 
 
 def check_pages(folder: pathlib.Path) -> None:
-    """Refuse if the page would replace a folder, or the figures a file."""
+    """Refuse if a folder has the page's name, or a file that of the figures."""
     page, figures = folder / PAGE, folder / FIGURES
     if page.is_dir():
         raise InputError(f"{page} is a folder and in the way of the page.")
@@ -71,7 +71,7 @@ def check_pages(folder: pathlib.Path) -> None:
 
 
 def check_same_run(out: pathlib.Path, seed: int, quick: bool) -> None:
-    """Refuse to carry on with other options than those of the records in the folder."""
+    """Refuse to carry on if the records in the folder have other options."""
     from .runner import finished
 
     for name in EXPERIMENTS:
@@ -83,12 +83,12 @@ def check_same_run(out: pathlib.Path, seed: int, quick: bool) -> None:
             kind = "quick" if record.quick else "full"
             raise InputError(
                 f"{out / name} holds a {kind} run with seed {record.seed} of pdbo {version}: "
-                "resume with the same, or choose another folder."
+                "resume with the same options, or choose another folder."
             )
 
 
 def check_writable(out: pathlib.Path) -> None:
-    """Try to write to a folder; whatever the trial creates is removed again."""
+    """Refuse a folder that cannot be written to; the attempt leaves nothing behind."""
     missing = [p for p in (out, *out.parents) if not p.exists()]
     probe = out / f".pdbo-{os.getpid()}"
     try:

@@ -1,4 +1,4 @@
-"""What a user typed, checked before anything is run. Nothing here needs JAX."""
+"""Checks of what a user typed, before anything runs. Needs no JAX."""
 
 import ast
 import difflib
@@ -7,7 +7,7 @@ import pathlib
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .. import _catalogue
 from .._errors import brief
@@ -15,12 +15,12 @@ from ..experiments import EXPERIMENTS
 from .errors import InputError
 from .folders import exists
 
-DEEPEST = 32  # levels of lists within lists, or dicts within dicts, in a start
-_BIND_ANYTHING = ("globals", "vars", "locals", "exec")  # names of functions
+DEEPEST = 32  # the most levels of nested lists, or of nested dicts, in a start
+_BIND_ANYTHING = ("globals", "vars", "locals", "exec")  # functions that can define any name
 
 
 def experiments(names: list[str]) -> list[str]:
-    """The experiments named, in the order of the list; without names the short ones."""
+    """The experiments named, in the order of `EXPERIMENTS`; if none, the short ones."""
     if not names:
         return [n for n, e in EXPERIMENTS.items() if not e.by_name]
     for name in names:
@@ -46,7 +46,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def need(*modules: str) -> None:
-    """Refuse to go on if a module is not installed."""
+    """Raise an error if a module is not installed."""
     missing = [m for m in modules if find_spec(m) is None]
     if missing:
         raise InputError(
@@ -70,7 +70,7 @@ def target(text: str) -> tuple[pathlib.Path, str]:
 
 
 def _parsed(path: pathlib.Path) -> ast.Module:
-    """The syntax tree of a file, which is not run."""
+    """The syntax tree of a file; the file is not run."""
     try:
         return ast.parse(path.read_bytes(), str(path))
     except OSError as error:
@@ -83,7 +83,7 @@ def _parsed(path: pathlib.Path) -> ast.Module:
 
 
 def _bound_names(tree: ast.Module) -> set[str] | None:
-    """The names that a file binds; None if only running it can tell."""
+    """The names that a file defines; None if only a run of the file can tell."""
     bound = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -103,24 +103,24 @@ def _bound_names(tree: ast.Module) -> set[str] | None:
     return bound
 
 
-def start(option: str, text: str) -> Any:
-    """The start given with an option: a number, lists of numbers, or dicts of such."""
+def start(option: str, text: str) -> object:
+    """The start given by an option: a number, nested lists of numbers, or dicts of these."""
 
     def reject() -> NoReturn:
         raise InputError(
             f"--{option} must be JSON such as 2.0 or [0.5, 0.5], got {text!r}."
         ) from None
 
-    def shape(value: Any, depth: int = 0) -> tuple[int, ...]:
+    def shape(value: object, depth: int = 0) -> tuple[int, ...]:
         if isinstance(value, list) and value and depth < DEEPEST:
-            inner = {shape(v, depth + 1) for v in value}
-            if len(inner) == 1:
-                return (len(value), *inner.pop())
+            shapes = {shape(v, depth + 1) for v in value}
+            if len(shapes) == 1:
+                return (len(value), *shapes.pop())
         elif isinstance(value, int | float) and type(value) is not bool:
             return () if abs(value) <= sys.float_info.max else reject()
         return reject()
 
-    def check(value: Any, depth: int = 0) -> None:
+    def check(value: object, depth: int = 0) -> None:
         if isinstance(value, dict) and value and depth < DEEPEST:
             for part in value.values():
                 check(part, depth + 1)

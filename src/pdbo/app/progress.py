@@ -1,34 +1,40 @@
-"""Bars on a terminal, plain lines elsewhere: how far all runs and the current one are."""
+"""How far all runs and the current one are: bars on a terminal, plain lines in a log."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Self, TextIO
 
-QUIET = 5.0  # seconds between two lines in a log
-NARROW = 80  # on a terminal of fewer columns there is no room for bars
+if TYPE_CHECKING:
+    import rich.progress
+
+QUIET = 5.0  # seconds between two lines in a log, at least
+NARROW = 80  # columns; a narrower terminal gets no bars
 
 Track = Callable[[Sequence[str]], Iterator[str]]
+"""Passes on the parts of a run, one by one, and shows how many are done."""
 
 
 class Progress:
-    """Shows an overall bar and one for the current run.
+    """Shows an overall bar, and a bar for the current run.
 
     Arguments:
-        weights: the names of the runs, with about how long each takes.
-        file: where to show it.
+        weights: the names of the runs, with their approximate seconds.
+        file: where to show it, standard error by default.
     """
 
-    def __init__(self, weights: dict[str, float], file: Any = None):
+    overall: "rich.progress.TaskID"  # set with `bars`
+    current: "rich.progress.TaskID"  # set by `start`
+
+    def __init__(self, weights: dict[str, float], file: TextIO | None = None):
         self.weights = weights
         self.file = sys.stderr if file is None else file
         self.began = self.said = time.monotonic()
         self.done = 0.0
         self.number = 0
-        self.bars: Any = None
-        self.overall = self.current = None
+        self.bars: rich.progress.Progress | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         if self.file.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,12 +55,12 @@ class Progress:
             self.overall = self.bars.add_task("all experiments", total=total, left="")
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bars is not None:
             self.bars.stop()
 
     def start(self, name: str) -> Track:
-        """Announce a run; what it tracks moves its bar."""
+        """Announce a run; returns the function that moves its bar."""
         self.number += 1
         started = time.monotonic()
         if self.bars is None:
@@ -71,7 +77,7 @@ class Progress:
         return track
 
     def finish(self, name: str, text: str) -> None:
-        """Close a run with a line."""
+        """Close a run with a line of text."""
         self.done += self.weights[name]
         if self.bars is not None:
             self.bars.remove_task(self.current)
@@ -79,7 +85,7 @@ class Progress:
         self.say(f"[{self.number}/{len(self.weights)}] {name}: {text}")
 
     def say(self, line: str) -> None:
-        """A line above the bars, or in the log."""
+        """Print a line above the bars, or in the log."""
         if self.bars is None:
             print(line, file=self.file, flush=True)
         else:

@@ -1,4 +1,4 @@
-"""Records of runs: settings, claims and provenance as JSON, results as plain arrays beside it."""
+"""Records of runs: settings, claims and provenance as JSON, results as plain arrays."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,13 @@ import os
 import pathlib
 import platform
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from .. import __version__
 from .._files import write_folder
 from .._sealed import ARRAYS as ARRAYS_DIGEST
-from .._sealed import CHANGED, Damaged, digest, read_npz, seal, unseal, write_npz
+from .._sealed import CHANGED, Damaged, JsonObject, digest, read_npz, seal, unseal, write_npz
 from ..experiments._results import Record
 from .folders import ARRAYS, RECORD, TIMES
 
@@ -24,11 +23,11 @@ _ABOUT = ("versions", "device", "platform", "x64")
 
 
 class RecordError(ValueError):
-    """A record is missing, damaged or not one of ours."""
+    """A record is missing, damaged or not written by pdbo."""
 
 
-def provenance() -> dict[str, Any]:
-    """Versions and device of this run."""
+def provenance() -> JsonObject:
+    """The versions and the device of this run."""
     import jax
 
     packages = ("jax", "jaxlib", "equinox", "numpy", "scikit-learn")
@@ -45,9 +44,10 @@ def provenance() -> dict[str, Any]:
 
 
 def write(folder: pathlib.Path, record: Record) -> None:
-    """Keep a record as folder/NAME/, all of it or nothing.
+    """Write a record to folder/NAME/, completely or not at all.
 
-    With the same seed its JSON and its arrays are the same byte for byte; times are kept apart.
+    Runs with the same seed write the same JSON and arrays, byte for byte: times have a file of
+    their own.
     """
     arrays = io.BytesIO()
     write_npz(arrays, record.arrays, compress=True)
@@ -63,16 +63,16 @@ def write(folder: pathlib.Path, record: Record) -> None:
     }
     files = {
         ARRAYS: arrays.getvalue(),
-        TIMES: seal(plain(record.times)),
-        RECORD: seal(plain(body)),
+        TIMES: seal(_plain_entries(record.times)),
+        RECORD: seal(_plain_entries(body)),
     }
     write_folder(folder / record.name, files)
 
 
 def read(folder: pathlib.Path) -> Record:
-    """The record in a folder, less its claims: those follow from the rest.
+    """The record in a folder, without its claims, which are computed from the rest.
 
-    A RecordError says what is wrong with it.
+    A RecordError says what is wrong with the record.
     """
     try:
         raw = {name: (folder / name).read_bytes() for name in (RECORD, TIMES, ARRAYS)}
@@ -96,17 +96,17 @@ def read(folder: pathlib.Path) -> Record:
 
 @contextlib.contextmanager
 def _named(path: pathlib.Path) -> Iterator[None]:
-    """An error about a file names the file."""
+    """Turn an error about a file into one that names the file."""
     try:
         yield
     except Damaged as error:
         raise RecordError(f"{path} {error}.") from None
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it; a number that is not finite becomes its name, "nan" or "inf"."""
+def plain(value: object) -> object:
+    """A value that JSON can hold; a number that is not finite becomes its name, "nan" or "inf"."""
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return _plain_entries(value)
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, np.ndarray | np.generic):
@@ -114,3 +114,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def _plain_entries(value: dict) -> JsonObject:
+    return {str(k): plain(v) for k, v in value.items()}

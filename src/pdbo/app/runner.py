@@ -1,11 +1,10 @@
-"""Runs experiments one after the other and keeps their records."""
+"""Runs experiments one after the other and writes their records."""
 
 import dataclasses
 import pathlib
 import time
 import traceback
 from types import ModuleType
-from typing import Any
 
 from .._errors import brief
 from ..experiments import EXPERIMENTS, Unavailable, load
@@ -15,7 +14,7 @@ from .records import RecordError, provenance, read, write
 
 
 def finished(out: pathlib.Path, name: str) -> Record | None:
-    """The record of a finished experiment; None if there is none that can be read."""
+    """The record of a finished experiment; None if it is missing or cannot be read."""
     try:
         return read(out / name)
     except RecordError:
@@ -30,7 +29,7 @@ def reproduce(
     data: pathlib.Path | None = None,
     debug: bool = False,
 ) -> list[str]:
-    """Run what is not there yet; returns the sentences of the runs that failed."""
+    """Run the experiments without a record; returns a sentence for each that failed."""
     todo = [n for n in names if finished(out, n) is None]
     failures = []
     with Progress({n: EXPERIMENTS[n].seconds[quick] for n in todo}) as progress:
@@ -60,9 +59,14 @@ def reproduce(
 
 
 def run(
-    module: ModuleType, name: str, seed: int, quick: bool, track: Track, **options: Any
+    module: ModuleType,
+    name: str,
+    seed: int,
+    quick: bool,
+    track: Track,
+    **options: pathlib.Path | None,
 ) -> Record:
-    """One experiment in double precision, as a record."""
+    """Run one experiment in double precision; returns its record."""
     import jax
 
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A problem of the user's own: what `pdbo solve` records and shows."""
+"""What `pdbo solve` records and shows of a user's problem."""
 
 from ..experiments._results import Claim, Record
 from ..experiments._views import Curve, Figure, Panel, Table
@@ -8,11 +8,11 @@ CERTIFICATE = (
     "stationarity", "feasibility", "complementarity", "distance", "inner_gap", "inner_residual",
     "multiplier", "slack", "eps",
 )  # fmt: skip
-ENTRIES = 8  # of a leaf, on the page
+ENTRIES = 8  # the most numbers of a leaf that the page shows
 
 
 def claims(record: Record) -> list[Claim]:
-    """Whether the certificate is within the tolerance asked for."""
+    """One claim: the certificate is within the tolerance asked for."""
     return [
         Claim(
             f"{record.settings['problem']} is solved.",
@@ -27,7 +27,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def figures(record: Record) -> list[Figure]:
-    """The history, one panel a quantity."""
+    """The history, one panel per quantity."""
     step, solver = record["history.step"], record.settings["solver"]
     panels = [
         Panel(
@@ -44,7 +44,7 @@ def figures(record: Record) -> list[Figure]:
 
 
 def tables(record: Record) -> list[Table]:
-    """The point returned, its first entries at least, and its certificate."""
+    """The point returned, with the first entries of each leaf, and its certificate."""
     point = []
     for key in sorted(k for k in record.arrays if k.split(".")[0] in ("x", "y")):
         values = record[key].ravel()

@@ -1,4 +1,4 @@
-"""A problem from a user's file: load it, solve it, keep the record."""
+"""A problem from a user's file: load it, solve it, write the record."""
 
 import contextlib
 import difflib
@@ -7,11 +7,11 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 import pdbo
 
@@ -28,7 +28,7 @@ from .runner import with_claims
 def solve_file(
     path: pathlib.Path,
     name: str,
-    given: dict[str, Any],
+    given: dict[str, object],
     solver: str,
     *,
     steps: int,
@@ -40,10 +40,10 @@ def solve_file(
     resume: bool,
     rank: int | None = None,
 ) -> str:
-    """Solve FILE:NAME and write its record; returns a sentence if the run fell short.
+    """Solve FILE:NAME and write its record; returns a sentence if the certificate is not met.
 
-    An error that the user can mend raises `InputError`. With a rank the run is one of several
-    processes, of which the first writes.
+    An error that the user can correct raises `InputError`. With a rank the run is one of several
+    processes, and process 0 writes.
     """
     problem, start = _problem_and_start(path, name, given)
     began = time.perf_counter()
@@ -79,7 +79,7 @@ def solve_file(
 
 @contextlib.contextmanager
 def _explained(what: str, alone: bool) -> Iterator[None]:
-    """Whatever stops a run is one sentence; among several processes it may be a lost one."""
+    """Turn errors of a run into one sentence; among several processes others may be the cause."""
     try:
         yield
     except (pdbo.ProblemError, pdbo.CheckpointError) as error:
@@ -93,21 +93,21 @@ def _explained(what: str, alone: bool) -> Iterator[None]:
 
 
 def _record(
-    solution: pdbo.Solution, seed: int, settings: dict[str, Any], times: dict[str, float]
+    solution: pdbo.Solution, seed: int, settings: dict[str, object], times: dict[str, float]
 ) -> Record:
     about = {"result": solution.result.name, "iterations": int(solution.steps)}
     columns = ("f_calls", "g_calls", "products")
     calls = {k: int(solution.history[k][-1]) for k in columns}
     return Record(
         "solve", seed, False, settings | about, _results(solution),
-        {settings["solver"]: calls}, (), provenance(), times,
+        {str(settings["solver"]): calls}, (), provenance(), times,
     )  # fmt: skip
 
 
 def _problem_and_start(
-    path: pathlib.Path, name: str, given: dict[str, Any]
-) -> tuple[pdbo.Problem, dict[str, Any]]:
-    """The problem in a file; a start typed goes before one in the file."""
+    path: pathlib.Path, name: str, given: dict[str, object]
+) -> tuple[pdbo.Problem, dict[str, PyTree]]:
+    """The problem in a file and its start; `given` has priority over x0 and y0 in the file."""
     found = _load(path)
     problem, start = _problem(found, path, name)
     start |= {k: found[k] for k in ("x0", "y0") if k in found}
@@ -118,27 +118,27 @@ def _problem_and_start(
     return problem, start
 
 
-def _load(path: pathlib.Path) -> dict[str, Any]:
-    sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours
+def _load(path: pathlib.Path) -> dict[str, object]:
+    sys.path.insert(0, str(path.resolve().parent))  # so that it can import files beside it
     try:
         return runpy.run_path(str(path), run_name="__pdbo__")
     except (KeyboardInterrupt, Terminated):
         raise
-    except BaseException as error:  # whatever the file does, such as sys.exit
+    except BaseException as error:  # a file may do anything, such as sys.exit
         raise InputError(f"{path} cannot be run: {brief(error)}.") from None
     finally:
         sys.path.pop(0)
 
 
 def _text(name: str) -> str:
-    """A name that can be written down: bytes that are not characters are escaped."""
+    """A name that UTF-8 can hold: bytes that are not characters are escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _problem(
-    found: dict[str, Any], path: pathlib.Path, name: str
-) -> tuple[pdbo.Problem, dict[str, Any]]:
-    """The problem and, if it is an entry of the collection, its start."""
+    found: dict[str, object], path: pathlib.Path, name: str
+) -> tuple[pdbo.Problem, dict[str, PyTree]]:
+    """The problem of this name and, if it is an entry of the collection, its start."""
     if name not in found:
         problems = [k for k, v in found.items() if isinstance(v, pdbo.Problem)]
         close = difflib.get_close_matches(name, problems, 1, 0.5)
@@ -147,13 +147,14 @@ def _problem(
     thing = found[name]
     if isinstance(thing, pdbo.Problem):
         return thing, {}
-    if isinstance(getattr(thing, "problem", None), pdbo.Problem) and hasattr(thing, "start"):
-        return thing.problem, dict(zip(("x0", "y0"), thing.start, strict=True))
+    problem, start = getattr(thing, "problem", None), getattr(thing, "start", None)
+    if isinstance(problem, pdbo.Problem) and start is not None:
+        return problem, dict(zip(("x0", "y0"), start, strict=True))
     raise InputError(f"{name} in {path} must be a pdbo.Problem, got {type(thing).__name__}.")
 
 
-def _arrays(tree: Any) -> Any:
-    """Lists of numbers become arrays; dicts stay dicts."""
+def _arrays(tree: object) -> PyTree:
+    """The start as arrays; dicts stay dicts."""
     if isinstance(tree, dict):
         return {k: _arrays(v) for k, v in tree.items()}
     return jnp.asarray(tree, float)

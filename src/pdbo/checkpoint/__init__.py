@@ -1,12 +1,12 @@
-"""Checkpoints: a run as one file of plain arrays, every byte verified when it is read.
+"""Checkpoints: a run as one file of plain arrays; reading verifies every byte.
 
 - `format`: the file, sealed by `pdbo._sealed`;
-- `arrays`: one array as it is kept;
-- `packing`: a solution as arrays, and back;
-- `description`: solvers, problems and points in words, to compare a file with what is given;
+- `arrays`: one array, as the file stores it;
+- `packing`: a solution to arrays, and back;
+- `description`: solvers, problems and points in words, to compare a file with the arguments;
 - `folder`: the files of one run, and the lock of their folder;
-- `writer`: checkpoints of a run while it goes on;
-- `saving`: one solution at a user's request; `pdbo._load` reads it again.
+- `writer`: checkpoints during a run;
+- `saving`: `save`, one solution on request; `pdbo._load` reads it.
 """
 
 from .arrays import digest as digest

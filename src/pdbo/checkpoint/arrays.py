@@ -1,6 +1,6 @@
-"""One array as it is kept: random keys as integers, dtypes that NumPy does not know as bits."""
+"""One array, as the file stores it: random keys as integers, dtypes unknown to NumPy as bits."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,14 @@ from .. import _sealed
 from .._errors import CheckpointError
 from .format import Saved, Stored
 
-_GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
+_GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")  # JAX's, by the names it gives them
+
+Leaf = bool | int | float | np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct
+"""A number, an array, or the shape and dtype of one."""
 
 
 def digest(*trees: PyTree) -> str | None:
-    """The SHA-256 of the leaves of trees; None if they are split over processes."""
+    """The SHA-256 of the leaves of trees; None if one is split over processes."""
     try:
         found = [store("", leaf).data for leaf in jax.tree.leaves(trees) if is_kept(leaf)]
     except CheckpointError:
@@ -24,26 +27,26 @@ def digest(*trees: PyTree) -> str | None:
     return _sealed.digest("".join(each).encode())
 
 
-def named(tree: PyTree) -> list[tuple[str, Any]]:
-    """The leaves of a tree that are kept, by their paths."""
+def named(tree: PyTree) -> list[tuple[str, Leaf]]:
+    """The numbers and arrays of a tree, with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if is_kept(leaf)]
 
 
-def is_kept(leaf: Any) -> bool:
-    """Whether a leaf is a number or an array, or the shape of one."""
+def is_kept(leaf: object) -> TypeGuard[Leaf]:
+    """Whether a leaf is a number, an array, or the shape and dtype of one."""
     return isinstance(leaf, bool | int | float) or hasattr(leaf, "dtype")
 
 
-def kind(leaf: Any) -> tuple[str, tuple[int, ...]]:
+def kind(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
     """The dtype and the shape of a leaf."""
     if isinstance(leaf, bool | int | float):
         leaf = np.asarray(leaf)
     return str(leaf.dtype), tuple(leaf.shape)
 
 
-def store(name: str, leaf: Any) -> Stored:
-    """A leaf as it is kept; `name` is for the error."""
+def store(name: str, leaf: Leaf) -> Stored:
+    """A leaf as the file stores it; `name` is for the error."""
     here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
     if not here:
         raise CheckpointError(f"{name} is split over processes and cannot be saved from one.")
@@ -61,8 +64,8 @@ def plain(stored: Stored) -> np.ndarray:
     return stored.data if known else stored.data.view(jnp.dtype(stored.dtype))
 
 
-def restore(stored: Stored, like: Any) -> Any:
-    """A stored array as the same kind of leaf as `like`."""
+def restore(stored: Stored, like: Leaf) -> Leaf:
+    """A stored array as a leaf of the same kind as `like`."""
     if isinstance(like, bool | int | float):
         return type(like)(stored.data.item())
     if _is_key(like):
@@ -70,22 +73,24 @@ def restore(stored: Stored, like: Any) -> Any:
     return jnp.asarray(plain(stored))
 
 
-def keys(saved: Saved) -> list[Any]:
-    """The kinds of key a run may have been given, those seen in the file first."""
+def keys(saved: Saved) -> list[jax.ShapeDtypeStruct]:
+    """The kinds of key a run may have been given; those that occur in the file come first."""
     raw = [jax.ShapeDtypeStruct((n,), jnp.uint32) for n in (2, 4)]
     seen = {stored.dtype for stored in saved.arrays.values()}
     return sorted([_key(n) for n in _GENERATORS] + raw, key=lambda k: str(k.dtype) not in seen)
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _is_key(leaf: Leaf) -> TypeGuard[jax.Array]:
+    if isinstance(leaf, bool | int | float):
+        return False
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _generator(like: Any) -> Any:
+def _generator(like: jax.Array | jax.ShapeDtypeStruct) -> Any:
     if isinstance(like, jax.Array):
         return jax.random.key_impl(like)
     return next(n for n in _GENERATORS if str(_key(n).dtype) == str(like.dtype))
 
 
-def _key(generator: str) -> Any:
+def _key(generator: str) -> jax.ShapeDtypeStruct:
     return jax.eval_shape(lambda: jax.random.key(0, impl=generator))

@@ -1,4 +1,4 @@
-"""Solvers, problems and points in words, so that a file can be compared with what is given."""
+"""Solvers, problems and points in words, to compare a file with the arguments of a call."""
 
 import dataclasses
 from typing import Any
@@ -10,12 +10,15 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._problem import Problem
+from .._sealed import JsonObject
 from .._solver import Solver
 from ..sets import Set
 from .arrays import digest
 from .format import Saved
 
-SHORT = 8  # entries of an array that are written out; of a longer one the digest is kept
+Encoded = JsonObject | str | None  # the structure of a point, as JSON
+
+SHORT = 8  # entries: a longer array is described by its digest, not by its numbers
 
 
 def describe_solver(solver: Solver) -> dict[str, str]:
@@ -24,7 +27,7 @@ def describe_solver(solver: Solver) -> dict[str, str]:
 
 
 def describe_problem(problem: Problem) -> dict[str, str]:
-    """A problem without its functions: the sets with their numbers, the data by its shapes."""
+    """A problem without its functions: its sets with their numbers, its data by shape only."""
     found = {}
     for field in dataclasses.fields(problem):
         if field.name not in ("f", "g", "mesh"):
@@ -38,7 +41,7 @@ def check_description(saved: Saved, problem: Problem, solver: Solver) -> None:
     given = {"solver": describe_solver(solver), "problem": describe_problem(problem)}
     for what, here in given.items():
         there = saved.header.get(what)
-        if what == "problem" and there is None:  # `save` knows the solution alone
+        if what == "problem" and there is None:  # `save` is not given the problem
             continue
         if not isinstance(there, dict):
             raise saved.error(f"it does not say which {what} it belongs to")
@@ -49,7 +52,7 @@ def check_description(saved: Saved, problem: Problem, solver: Solver) -> None:
 
 
 def _describe(value: Any, name: str, numbers: bool = True) -> dict[str, str]:
-    """The classes, settings and arrays of a value, with the arrays' numbers if wanted."""
+    """The classes, settings and arrays of a value; `numbers` includes the arrays' entries."""
     if isinstance(value, eqx.Module) and hasattr(value, "dtype"):
         # a matrix of `pdbo.linear`, the same on any number of devices
         return {name: f"a matrix of {value.dtype}{list(value.shape)}"}  # type: ignore
@@ -76,12 +79,12 @@ def _array_text(value: Any, numbers: bool) -> str:
         return text
     if np.size(value) > SHORT:
         return f"{text} of SHA-256 {digest(value)}"
-    shown = ", ".join(map(str, np.asarray(value).ravel()))  # as short as is exact
+    shown = ", ".join(map(str, np.asarray(value).ravel()))  # the shortest exact form
     return f"{shown} ({text})"
 
 
-def encode(tree: PyTree) -> Any:
-    """The structure of a point as JSON; a container that JSON has no word for is a string."""
+def encode(tree: PyTree) -> Encoded:
+    """The structure of a point as JSON; a container that JSON lacks becomes its class's name."""
     if tree is None:
         return None
     if hasattr(tree, "dtype"):
@@ -93,8 +96,8 @@ def encode(tree: PyTree) -> Any:
     return type(tree).__name__
 
 
-def decode(tree: Any) -> PyTree:
-    """The structure again, of shapes and dtypes; None if a container in it is not known."""
+def decode(tree: Encoded) -> PyTree:
+    """The structure again, with shapes and dtypes for leaves; None if a container is unknown."""
     try:
         return _build(tree)
     except _UnknownContainer:
@@ -105,7 +108,7 @@ class _UnknownContainer(Exception):
     pass
 
 
-def _build(tree: Any) -> PyTree:
+def _build(tree: Encoded) -> PyTree:
     if tree is None:
         return None
     if isinstance(tree, str):

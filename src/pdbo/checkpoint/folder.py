@@ -1,23 +1,24 @@
-"""The folder of a run: its last checkpoints, and a lock against a second run."""
+"""The folder of a run: its last checkpoints, and a lock that keeps other runs out."""
 
 import contextlib
 import os
 import pathlib
 import re
 import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self, TextIO
 
 from jax.sharding import Mesh
 
 from .._errors import CheckpointError, CheckpointWarning, warn
 from .._mesh import agree, is_leader
 from .._problem import Problem
+from .._sealed import JsonObject
 from .._solution import Solution, State
 from .description import check_description
 from .format import Saved, as_path, read, write
 from .packing import check_values, pack, unpack
 
-KEPT = 2  # checkpoints that stay in a folder
+KEPT = 2  # checkpoints; older ones are removed
 LOCK = "lock"
 _NAME = re.compile(r"step-\d{12}\.pdbo")
 
@@ -30,18 +31,19 @@ class Failure(NamedTuple):
 
 
 class Folder:
-    """The checkpoints of one run, and a lock that another run finds taken.
+    """The checkpoints of one run, and a lock that keeps other runs out.
 
-    The lock is the operating system's, on an open file: it ends with its process, however that
-    ends. The last two checkpoints are kept. Of many processes the leader writes for all.
+    The lock is the operating system's, on an open file: it is released when its process ends,
+    however it ends. The last two checkpoints are kept. If a run has many processes, its leader
+    writes for all.
     """
 
-    def __init__(self, path: Any, mesh: Mesh | None = None):
+    def __init__(self, path: str | os.PathLike[str], mesh: Mesh | None = None):
         self.path, self.mesh = as_path(path), mesh
         self.is_leader = is_leader(mesh)
-        self.lock: Any = None
+        self.lock: TextIO | None = None
 
-    def __enter__(self) -> "Folder":
+    def __enter__(self) -> Self:
         if not self.is_leader:
             return self
         try:
@@ -57,13 +59,13 @@ class Folder:
             self.lock.truncate(0)
             self.lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             self.lock.flush()
-            for leftover in self.path.glob(".step-*"):  # of a run killed while it wrote
+            for leftover in self.path.glob(".step-*"):  # a run was killed while writing
                 leftover.unlink()
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be written to: {error.strerror}.") from None
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.lock is not None:
             self.lock.close()
 
@@ -74,10 +76,10 @@ class Folder:
 
     def resume(
         self, run: State, problem: Problem, start: str | None, columns: set[str]
-    ) -> tuple[Solution, dict[str, Any]] | None:
-        """The last good checkpoint and the driver's own notes in it; None if there is none.
+    ) -> tuple[Solution, JsonObject] | None:
+        """The last good checkpoint and the driver's notes in it; None if the folder has none.
 
-        `run` is the run at its start, `start` the digest of what it was started with.
+        `run` is the run at its start, `start` the digest of its x0, y0 and key.
         """
         saved = self._last_good() if self.is_leader else None
         (step,) = agree(self.mesh, -1 if saved is None else saved.header["step"])
@@ -99,7 +101,7 @@ class Folder:
         return solution, saved.header.get("notes") or {}
 
     def _last_good(self) -> Saved | None:
-        """The last good checkpoint; damaged ones after it are renamed."""
+        """The last good checkpoint; later, damaged ones are renamed."""
         saved, failures = latest(self.path)
         if saved is None:
             if failures:
@@ -115,9 +117,9 @@ class Folder:
         return self.path / f"step-{step:012d}.pdbo"
 
     def write(
-        self, solution: Solution, problem: Problem, start: str | None, notes: dict[str, Any]
+        self, solution: Solution, problem: Problem, start: str | None, notes: JsonObject
     ) -> None:
-        """Add a checkpoint and remove the oldest."""
+        """Write a checkpoint and remove all but the last two."""
         if not self.is_leader:
             return
         write(self._file(int(solution.steps)), *pack(solution, problem, start, notes))
@@ -127,14 +129,14 @@ class Folder:
 
 
 def latest(folder: pathlib.Path) -> tuple[Saved | None, list[Failure]]:
-    """The last good checkpoint of a folder, and the later ones that are not, with a warning."""
+    """The last good checkpoint of a folder, and the later, damaged ones, with a warning each."""
     failures = []
     for path in _files(folder):
         try:
             saved = read(path)
             step = saved.header.get("step")
             if step != int(path.stem.removeprefix("step-")):
-                raise CheckpointError(f"{path} holds step {step}, not its own.")
+                raise CheckpointError(f"{path} holds step {step}, not the one in its name.")
         except CheckpointError as error:
             failures.append(Failure(path, str(error)))
             continue
@@ -145,15 +147,15 @@ def latest(folder: pathlib.Path) -> tuple[Saved | None, list[Failure]]:
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoints of a folder by name, the last one first."""
+    """The checkpoints of a folder, the last one first."""
     try:
         return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}.") from None
 
 
-def _locked(file: Any) -> bool:
-    """Take the lock of an open file; False if another holds it."""
+def _locked(file: TextIO) -> bool:
+    """Take the lock of an open file; False if another process holds it."""
     try:
         if os.name == "nt":
             import msvcrt

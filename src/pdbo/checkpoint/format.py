@@ -1,20 +1,21 @@
-"""The file of a checkpoint: sealed, with names, dtypes and shapes of the arrays in its header."""
+"""The file of a checkpoint: sealed; its header lists the arrays by name, dtype and shape."""
 
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .. import _sealed
 from .._checks import kind
 from .._errors import CheckpointError, ProblemError
+from .._sealed import JsonObject
 
-KIND, VERSION = "checkpoint", 2  # 1 is the format of pdbo 0.1.0, which is not read
+KIND, VERSION = "checkpoint", 2  # format 1, of pdbo 0.1.0, is refused
 
 
 class Stored(NamedTuple):
-    """An array as it is kept: keys as integers, dtypes that NumPy does not know as bits."""
+    """An array as the file stores it: keys as integers, dtypes unknown to NumPy as bits."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,25 +26,27 @@ class Saved(NamedTuple):
     """A file that was read and verified."""
 
     path: pathlib.Path
-    header: dict[str, Any]
+    header: JsonObject
     arrays: dict[str, Stored]
 
     def error(self, sentence: str) -> CheckpointError:
-        """The error that names the file."""
+        """An error that names the file."""
         return CheckpointError(f"{self.path} does not fit: {sentence}.")
 
 
-def as_path(path: Any) -> pathlib.Path:
-    """A path that a user gave."""
+def as_path(path: object) -> pathlib.Path:
+    """The path that a user gave; a ProblemError if it is something else."""
     if not isinstance(path, str | os.PathLike):
         raise ProblemError(f"a path must be a string or a pathlib.Path, got {kind(path)}.")
     return pathlib.Path(path)
 
 
-def write(path: pathlib.Path, header: dict[str, Any], arrays: dict[str, Stored]) -> None:
-    """Write a file, all of it or nothing."""
+def write(path: pathlib.Path, header: JsonObject, arrays: dict[str, Stored]) -> None:
+    """Write a file, completely or not at all."""
     listed = [{"name": n, "dtype": s.dtype, "shape": s.shape} for n, s in arrays.items()]
-    numbered = {str(i): s.data for i, s in enumerate(arrays.values())}  # any name is allowed
+    numbered = {
+        str(i): s.data for i, s in enumerate(arrays.values())
+    }  # so a name may hold any character
     try:
         _sealed.write(path, KIND, VERSION, header | {"arrays": listed}, numbered)
     except OSError as error:
@@ -51,7 +54,7 @@ def write(path: pathlib.Path, header: dict[str, Any], arrays: dict[str, Stored])
 
 
 def read(path: pathlib.Path) -> Saved:
-    """Read a file; a CheckpointError names it and says what is wrong."""
+    """Read and verify a file; a CheckpointError says what is wrong with it."""
     try:
         header, numbered = _sealed.read(path, KIND, VERSION)
     except _sealed.Damaged as error:

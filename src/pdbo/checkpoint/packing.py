@@ -1,6 +1,6 @@
-"""A solution as arrays, and back."""
+"""A solution to arrays, and back."""
 
-from typing import Any
+from typing import SupportsFloat
 
 import equinox as eqx
 import jax
@@ -12,22 +12,23 @@ from .._certificate import Certificate
 from .._errors import RESULTS
 from .._mesh import everywhere
 from .._problem import Problem, values
+from .._sealed import JsonObject
 from .._solution import Solution, State, launch
 from .._solver import Point, Solver
 from .arrays import is_kept, keys, kind, named, plain, restore, store
 from .description import describe_problem, describe_solver, encode
 from .format import Saved, Stored
 
-SAME = 1e-3  # two values of f, or of g, at one point differ by less, relative to their size
+SAME = 1e-3  # relative to their size: values of f (or g) at one point that differ by less agree
 
 
 def pack(
     solution: Solution,
     problem: Problem | None = None,
     start: str | None = None,
-    notes: dict[str, Any] | None = None,
-) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """The header and the arrays of a solution, with what is known of the run it comes from."""
+    notes: JsonObject | None = None,
+) -> tuple[JsonObject, dict[str, Stored]]:
+    """The header and the arrays of a solution and, if given, facts about its run."""
     state = solution.state
     assert state is not None
     point = state.point
@@ -53,7 +54,7 @@ def pack(
 
 
 def unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> Solution:
-    """The solution in a file, for a state shaped like the template."""
+    """The solution in a file; its state must have the structure of the template."""
     state = _state(saved, template, problem, solver)
     try:
         kept = {n: plain(s) for n, s in saved.arrays.items() if not n.startswith("state")}
@@ -94,13 +95,13 @@ def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> S
         for path, leaf in leaves
     ]
     state: State = jax.tree.unflatten(structure, filled)
-    # what is not an array comes from the solver given
+    # settings that are not arrays come from the solver given
     state = eqx.tree_at(lambda s: s.solver, state, eqx.combine(state.solver, solver))
     return everywhere(problem.mesh, state)
 
 
 def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
-    """The shapes of the state of a run that was given a key of the kind in the file."""
+    """The shapes of the state of a run whose key is of the kind in the file."""
     tried = []
     for key in keys(saved):
         tried.append(eqx.filter_eval_shape(launch, problem, x, y, solver, key))
@@ -110,21 +111,26 @@ def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTre
 
 
 def check_values(
-    saved: Saved, problem: Problem, point: Point, f: Any, g: Any, history: dict[str, np.ndarray]
+    saved: Saved,
+    problem: Problem,
+    point: Point,
+    f: SupportsFloat,
+    g: SupportsFloat,
+    history: dict[str, np.ndarray],
 ) -> None:
-    """Refuse another problem of the same shapes: its f or g differs at a saved point."""
+    """Refuse a file whose f or g differs from the problem's at the saved point."""
     for name, then, now in zip("fg", (f, g), values(problem, point.x, point.y), strict=True):
         then, now = float(then), float(now)
         size = max(abs(then), float(np.max(np.abs(history[name]), initial=0)))
         if np.isfinite(then) and not abs(now - then) <= SAME * (size + SAME):
             raise saved.error(
                 f"{name} is {then:.6g} in it and {now:.6g} here, at the same point: the problem "
-                "or its data is another"
+                "or its data is different"
             )
 
 
 def _difference(saved: Saved, template: State) -> str:
-    """What differs in names, shapes and dtypes between a file and a state, in words."""
+    """The first difference in names, dtypes or shapes between file and state; empty if none."""
     here = {f"state{name}": kind(leaf) for name, leaf in named(template)}
     there = {n: (s.dtype, s.shape) for n, s in saved.arrays.items() if n.startswith("state")}
     for name in here:

@@ -1,6 +1,6 @@
 """`save`: a solution as one file."""
 
-from typing import Any
+import os
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from .format import as_path, write
 from .packing import pack
 
 
-def save(path: Any, solution: Solution) -> None:
-    """Write a solution, its history and all it takes to carry on to one file.
+def save(path: str | os.PathLike[str], solution: Solution) -> None:
+    """Write a solution, its history and the state to carry on from to one file.
 
-    The file is there whole or not at all: it is written under another name, flushed and renamed.
+    The file is written completely or not at all: under another name, flushed, then renamed.
 
     Arguments:
         path: the file.

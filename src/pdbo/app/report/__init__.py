@@ -1,4 +1,4 @@
-"""Figures and page, from records alone."""
+"""Builds figures and page from records alone."""
 
 import pathlib
 from types import ModuleType
@@ -16,8 +16,8 @@ from ._page import Section, page
 def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
     """Draw every figure of the records in a folder and write the page.
 
-    Returns the page's path, and a sentence for every record that cannot be used: the others are
-    shown without it. Only the results are taken from a record: claims are computed again.
+    Returns the page's path, and a sentence for every record that cannot be used; the page shows the
+    others. Claims are computed again from the results in the record.
     """
     known = [*EXPERIMENTS, "solve"]
     names = [n for n in known if any((folder / n / file).exists() for file in FILES)]
@@ -42,7 +42,7 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
 
 
 def _section(folder: pathlib.Path, name: str) -> Section:
-    """A record as the page shows it, its figures drawn."""
+    """A record as the page shows it; its figures are drawn and written."""
     record, module = read(folder / name), _module(name)
     if record.name != name:
         raise RecordError(f"{folder / name} holds the record of another experiment.")
@@ -52,7 +52,7 @@ def _section(folder: pathlib.Path, name: str) -> Section:
     scene = module.scene(record) if hasattr(module, "scene") else None
     text = EXPERIMENTS[name].text if name in EXPERIMENTS else "a problem of your own"
     section = Section(record, text, figures, tables, scene)
-    page([section], FORMATS)  # so that a record that cannot be shown fails here
+    page([section], FORMATS)  # a record that cannot be shown fails here, not on the whole page
     for figure in figures:
         for format, content in draw(figure).items():
             write_file(folder / FIGURES / f"{figure.name}.{format}", content)
@@ -60,5 +60,5 @@ def _section(folder: pathlib.Path, name: str) -> Section:
 
 
 def _module(name: str) -> ModuleType:
-    """What shows a record: its experiment, or the module for a user's own problem."""
+    """The module that shows a record: its experiment, or `solved` for a user's own problem."""
     return solved if name == "solve" else load(name)

@@ -2,13 +2,18 @@
 
 import io
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...experiments._views import Curve, Figure, Panel
 from ._style import COLORS, Style, on_log, reach, styles
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Text
+
 FORMATS = ("pdf", "svg", "png")
-MANY = 500  # points; a line of as many is drawn thin
+MANY = 500  # points; a line with this many or more is drawn thin
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -23,7 +28,7 @@ _RC: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pdbo",
 }
-_WITHOUT_DATE: dict[str, dict[str, Any]] = {
+_WITHOUT_DATE: dict[str, dict[str, None]] = {  # metadata: a date would change the bytes
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
     "png": {},
@@ -31,7 +36,7 @@ _WITHOUT_DATE: dict[str, dict[str, Any]] = {
 
 
 def draw(figure: Figure) -> dict[str, bytes]:
-    """The bytes of a figure in every format; they depend on nothing but the figure."""
+    """The bytes of a figure in every format; equal figures give equal bytes."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
     from matplotlib.lines import Line2D
@@ -44,7 +49,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
         canvas = Canvas(figsize=(width, 2.35 * rows + 0.4), layout="constrained")
         axes = list(canvas.subplots(rows, columns, squeeze=False).flat)
         for panel, ax in zip(figure.panels, axes, strict=False):
-            _panel(ax, panel, looks)
+            _panel(ax, panel, looks, width / columns)
         for ax in axes[len(figure.panels) :]:
             ax.set_axis_off()
         handles = [
@@ -58,7 +63,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
         )  # fmt: skip
         _plainly(legend.get_texts())
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # it is laid out once, for all formats
+        canvas.set_layout_engine("none")  # all formats share one layout
         found = {}
         for format in FORMATS:
             out = io.BytesIO()
@@ -67,7 +72,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
     return found
 
 
-def _panel(ax: Any, panel: Panel, looks: dict[str, Style]) -> None:
+def _panel(ax: "Axes", panel: Panel, looks: dict[str, Style], inches: float) -> None:
     groups = [c for c in panel.curves if c.kind == "bars"]
     for curve in panel.curves:
         if curve.kind == "bars":
@@ -79,24 +84,29 @@ def _panel(ax: Any, panel: Panel, looks: dict[str, Style]) -> None:
         ax.set_xscale("log")
     if panel.y_log:
         ax.set_yscale("log")
-    names = []
+    _plainly([ax.title, ax.xaxis.label, ax.yaxis.label])
     if panel.categories:
-        room = ax.get_figure().get_figwidth() / ax.get_gridspec().ncols - 0.8
-        slanted = 0.08 * len(panel.categories) * max(map(len, panel.categories)) > room
-        turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
-        names = ax.set_xticks(range(len(panel.categories)), panel.categories, **turn)
-        names = [name.label1 for name in names]
-        ax.grid(False, axis="x")
-    _plainly([ax.title, ax.xaxis.label, ax.yaxis.label, *names])
+        _categories(ax, panel.categories, inches)
 
 
-def _line(ax: Any, curve: Curve, panel: Panel, look: Style) -> None:
-    style = {"color": COLORS[look.slot]}
+def _categories(ax: "Axes", names: Sequence[str], inches: float) -> None:
+    """Write the names of categories below the axis, slanted if they are too long for it."""
+    places = range(len(names))
+    if 0.08 * len(names) * max(map(len, names)) > inches - 0.8:
+        ticks = ax.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor")
+    else:
+        ticks = ax.set_xticks(places, names)
+    _plainly([tick.label1 for tick in ticks])
+    ax.grid(False, axis="x")
+
+
+def _line(ax: "Axes", curve: Curve, panel: Panel, look: Style) -> None:
+    color = COLORS[look.slot]
     steps = curve.kind == "steps"
     if curve.spread is not None:
         low, high = reach(curve, panel.y_log)
         ax.fill_between(
-            curve.x, low, high, alpha=0.18, linewidth=0, step="post" if steps else None, **style
+            curve.x, low, high, alpha=0.18, linewidth=0, step="post" if steps else None, color=color
         )
     ax.plot(
         curve.x,
@@ -106,11 +116,11 @@ def _line(ax: Any, curve: Curve, panel: Panel, look: Style) -> None:
         marker="o" if curve.points else None,
         markersize=4,
         drawstyle="steps-post" if steps else "default",
-        **style,
+        color=color,
     )
 
 
-def _bars(ax: Any, curve: Curve, panel: Panel, look: Style, groups: list[Curve]) -> None:
+def _bars(ax: "Axes", curve: Curve, panel: Panel, look: Style, groups: list[Curve]) -> None:
     width = 0.8 / len(groups)
     middle = curve.x - 0.4 + (groups.index(curve) + 0.5) * width
     ax.bar(middle, curve.y, 0.92 * width, color=COLORS[look.slot])
@@ -120,13 +130,13 @@ def _bars(ax: Any, curve: Curve, panel: Panel, look: Style, groups: list[Curve])
 
 
 def _fitting(labels: list[str], inches: float) -> int:
-    """How many entries of a legend fit beside each other."""
+    """The number of columns of a legend that fits in the width."""
     widest = 0.75 + 0.075 * max(map(len, labels))
     rows = math.ceil(len(labels) / max(1, int(inches / widest)))
     return math.ceil(len(labels) / rows)  # rows of equal length
 
 
-def _plainly(texts: list[Any]) -> None:
-    """Labels are shown as they are: a dollar sign in one is no formula."""
+def _plainly(texts: Iterable["Text"]) -> None:
+    """Show labels as they are: a dollar sign does not start a formula."""
     for text in texts:
         text.set_parse_math(False)

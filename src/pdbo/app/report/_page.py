@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything inside, which asks the network for nothing."""
+"""The page: one HTML file that contains everything and loads nothing from the network."""
 
 import base64
 import dataclasses
@@ -9,7 +9,6 @@ import math
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ TITLE = "A primal-dual approach to bilevel optimization with multiple inner mini
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A record and what its experiment makes of it."""
+    """A record, and what its experiment shows of it."""
 
     record: Record
     text: str
@@ -34,12 +33,12 @@ class Section:
 
 
 def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[str] = ()) -> str:
-    """The page as text; whatever came from outside is escaped.
+    """The page as text; all text from records is escaped.
 
     Arguments:
-        sections: what there is to show.
-        formats: in which the figures lie beside the page.
-        damaged: sentences on the records that are left out.
+        sections: what to show.
+        formats: the formats of the figure files beside the page.
+        damaged: a sentence for each record that is left out.
     """
     style, script = ((_HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     policy = (
@@ -66,11 +65,11 @@ def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[
     }
     pattern = re.compile("|".join(map(re.escape, parts)))
     text = (_HERE / "page.html").read_text("utf-8")
-    return pattern.sub(lambda mark: parts[mark[0]], text)  # one pass: nothing filled in is searched
+    return pattern.sub(lambda mark: parts[mark[0]], text)  # one pass: inserted text is not searched
 
 
 def _title(sections: Sequence[Section]) -> str:
-    """The paper's, or the name of the problem if there is only a user's own."""
+    """The paper's title; the problem's name if a user's own problem is all there is."""
     (first, *others) = sections
     alone = first.record.name == "solve" and not others
     return str(first.record.settings["problem"]) if alone else TITLE
@@ -81,18 +80,18 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def embed(data: Any) -> str:
-    """JSON that can stand inside a script element: no character in it can end one."""
+def embed(data: object) -> str:
+    """JSON that is safe inside a script element: no character in it can end the element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _numbers(values: np.ndarray, digits: int = 5) -> list[Any]:
-    """Short numbers; null if one is not finite."""
+def _numbers(values: np.ndarray, digits: int = 5) -> list[float | None]:
+    """Numbers rounded to a few digits; None for one that is not finite."""
 
-    def short(v: float) -> Any:
+    def short(v: float) -> float | None:
         if not math.isfinite(v):
             return None
         v = float(f"{v:.{digits}g}")
@@ -101,15 +100,16 @@ def _numbers(values: np.ndarray, digits: int = 5) -> list[Any]:
     return [short(float(v)) for v in values]
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def _figure(figure: Figure) -> dict[str, object]:
     looks = styles([c.label for p in figure.panels for c in p.curves])
     labels = list(looks)
 
-    def curve(c: Curve, panel: Panel) -> dict[str, Any]:
+    def curve(c: Curve, panel: Panel) -> dict[str, object]:
         whole = np.array_equal(c.x, np.arange(len(c.x)))
-        spread = {}
+        spread: dict[str, object] = {}
         if c.spread is not None:
-            spread = dict(zip(("low", "high"), map(_numbers, reach(c, panel.y_log)), strict=True))
+            low, high = reach(c, panel.y_log)
+            spread = {"low": _numbers(low), "high": _numbers(high)}
         return spread | {
             "label": labels.index(c.label),
             "x": None if whole else _numbers(c.x),
@@ -133,12 +133,12 @@ def _figure(figure: Figure) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _style(style: Style) -> list[Any]:
-    """Slot, dashes (in units of the width on paper, in pixels here) and width."""
+def _style(style: Style) -> list[object]:
+    """Slot, dashes and width; dashes in pixels here, in multiples of the width in `Style`."""
     return [style.slot, " ".join(f"{d * style.width:g}" for d in style.dash), style.width]
 
 
-def _scene(scene: Scene) -> dict[str, Any]:
+def _scene(scene: Scene) -> dict[str, object]:
     from contourpy import contour_generator
 
     contours = contour_generator(scene.x, scene.y, scene.z)
@@ -163,7 +163,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     if isinstance(value, float | np.floating):
         if math.isinf(value):
             return "never" if value > 0 else "-∞"
@@ -181,7 +181,7 @@ def _claim(claim: Claim) -> str:
         f'<li class="claim {"yes" if claim.held else "no"}"><span class="verdict">{verdict}</span>'
         f"{sentence} "
         f'<span class="source">{html.escape(claim.source)}</span>'
-        f"<p>{html.escape(claim.measure)}: <b>{html.escape(value)}</b>, held if "
+        f"<p>{html.escape(claim.measure)}: <b>{html.escape(value)}</b>, holds if "
         f'<span class="bound">{html.escape(relation)} {html.escape(bound)}</span></p></li>'
     )
 
@@ -214,8 +214,8 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
         f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
         f"<b>{len(every)}</b> claims held, <b>{len(every) - held}</b> did not.</p>{note}"
         f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
-        f"{failed}<p>A claim is held if its number meets the threshold shown. Those that held are "
-        "listed with their numbers below.</p></section>"
+        f"{failed}<p>A claim holds if its number meets the threshold shown. All claims are listed "
+        "with their numbers below.</p></section>"
     )
 
 
@@ -229,8 +229,8 @@ def _landscapes(sections: Sequence[Section]) -> str:
             f"<p>{html.escape(s.scene.text)}</p></article>"
         )
     return (
-        '<section id="landscapes"><h2>Landscapes</h2><p>Choose a start by clicking on one of the '
-        f"open circles; move the slider to follow the iterations.</p>{''.join(blocks)}</section>"
+        '<section id="landscapes"><h2>Landscapes</h2><p>Click on an open circle to '
+        f"choose a start; move the slider to follow the iterations.</p>{''.join(blocks)}</section>"
     )
 
 
@@ -276,7 +276,7 @@ def _section(section: Section, formats: Sequence[str]) -> str:
     return f'<section id="{html.escape(record.name)}">{"".join(parts)}</section>'
 
 
-def _setting(value: Any) -> str:
+def _setting(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_setting(v)}" for k, v in value.items())
     if isinstance(value, list):

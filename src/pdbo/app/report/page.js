@@ -70,9 +70,9 @@ function extent(values, log) {
 
 // ---- curves ---------------------------------------------------------------------------------
 
-const LEFT = 60, RIGHT = 18, TOP = 8;
-const LETTER = 5.6; // the width of one, about
-const MANY = 500; // points; a line of as many is drawn thin
+const LEFT = 60, RIGHT = 18, TOP = 8; // pixels: the margins of a chart
+const LETTER = 5.6; // pixels: the approximate width of one letter
+const MANY = 500; // points; a line with this many or more is drawn thin
 
 class Chart {
   constructor(figure, panel, shown) {
@@ -107,7 +107,7 @@ class Chart {
     this.draw();
   }
 
-  // a figure of one column is drawn wide where there is room; long names of categories are slanted
+  // draws a one-column figure wide if the screen allows it, and slants long category names
   measure() {
     const { categories } = this.panel, longest = Math.max(0, ...categories.map((c) => c.length));
     this.width = this.figure.columns === 1 && roomy.matches ? 720 : 360;
@@ -297,8 +297,8 @@ for (const node of document.querySelectorAll("[data-figure]")) {
 
 // ---- landscapes -----------------------------------------------------------------------------
 
-const SIDE = 460, EDGE = 40;
-const LONG = 400, TAIL = 60; // of a long path the last iterations are drawn boldly, the rest faintly
+const SIDE = 460, EDGE = 40; // pixels: the side of a landscape, and its margin for labels
+const LONG = 400, TAIL = 60; // iterations: of a path longer than LONG only the last TAIL are bold
 
 class Landscape {
   constructor(node, scene) {
@@ -369,7 +369,7 @@ class Landscape {
       make("clipPath", { id: clip }, make("rect", frame)), make("rect", { class: "frame", ...frame }), inside, group, ...marks);
   }
 
-  // the slider is quadratic: most happens early
+  // quadratic in the slider: paths change most in their first iterations
   get iteration() { return Math.round(this.most * (this.slider.value / 1000) ** 2); }
 
   draw() {
