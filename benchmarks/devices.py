@@ -360,7 +360,7 @@ def figures(record: dict[str, Any]) -> str:
     lines += ["", f"Strong scaling splits {rows['strong']:,} rows over the devices, weak scaling "
               f"gives each {rows['weak']:,}; a row has {size['columns']} features and "
               f"{size['classes']} classes, in single precision."]  # fmt: skip
-    lines += ["", f"| an iteration | variables | collectives | bytes sent a host, of {HOSTS} |"]
+    lines += ["", f"| per iteration | variables | collectives | bytes sent by each of {HOSTS} hosts |"]
     lines += ["|---|---|---|---|"]
     for name, row in results["sent"].items():
         lines.append(
