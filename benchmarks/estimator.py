@@ -1,6 +1,6 @@
 """The scikit-learn estimators: against LogisticRegressionCV, on 20 Newsgroups, and by solver.
 
-Run as `python -m benchmarks.estimator small`, `newsgroups` or `solvers`, or without a name for all
+Run as `python -m benchmarks.estimator small`, `newsgroups` or `solvers`; without a name it runs all
 three. Each is written to benchmarks/records/estimator-NAME.json.
 """
 
@@ -46,7 +46,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
 def small(splits: int = 20) -> dict[str, Any]:
     """Accuracy and cross-entropy on a quarter of the samples, the same splits for all.
 
-    Splits are fitted side by side, a core each, so seconds compare the rows and say no more.
+    Splits are fitted in parallel, one core each, so compare the seconds only with each other.
     """
     results: dict[str, Any] = {}
     for name, load in DATA.items():
@@ -116,9 +116,9 @@ def newsgroups(seeds: int = 3) -> dict[str, Any]:
 def solvers(seconds: float = 5.0) -> dict[str, Any]:
     """The held-out loss that solvers reach on one problem: a penalty per feature, five splits.
 
-    For the point x a solver has reached after so many seconds, compilation apart, the weights are
-    fitted anew, so that only the penalties count. The steps of the hypergradient and first-order
-    methods are the best of those tried.
+    The weights are fitted again at the point x that a solver has reached after `seconds`, not
+    counting compilation, so that only the penalties count. The steps of the hypergradient and
+    first-order methods are the best of those tried.
     """
     X, y = load_breast_cancer(return_X_y=True)
     X = StandardScaler().fit_transform(X).astype(np.float32)
@@ -132,7 +132,7 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
     x0, w0 = search.start(None)
 
     def loss(x: Any) -> float:
-        """The held-out loss of penalties, their weights fitted anew."""
+        """The held-out loss of penalties, with the weights fitted again."""
         state = pdbo.sklearn._search.begin(x, w0)
         return float(search.step(problem, state, STILL, (50, 50, 1e-4, 1e-2))[1].losses.mean())
 
@@ -170,7 +170,7 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
 
 
 def _reach(problem: Any, x: Any, w: Any, solver: Any, seconds: float) -> tuple[Any, int]:
-    """The x a solver has after so many seconds of compiled steps, and how many it took."""
+    """The x a solver reaches in `seconds` of compiled steps, and the number of steps."""
     state = solver.init(problem, x, w, jax.random.key(0))
     chunk = jax.jit(
         lambda problem, s: jax.lax.fori_loop(0, 10, lambda _, v: solver.step(problem, v), s)
@@ -184,13 +184,13 @@ def _reach(problem: Any, x: Any, w: Any, solver: Any, seconds: float) -> tuple[A
 
 
 def main() -> None:
-    """Measure what is named, or everything, and keep the records."""
+    """Measure the parts named, or all, and write the records."""
     parts = {"small": small, "newsgroups": newsgroups, "solvers": solvers}
     for name in sys.argv[1:] or parts:
         if name not in parts:
-            sys.exit(f"no such part: {name}; there are {', '.join(parts)}.")
+            sys.exit(f"no such part: {name}; choose from {', '.join(parts)}.")
         settings = {k: p.default for k, p in inspect.signature(parts[name]).parameters.items()}
-        print("kept in", write(f"estimator-{name}", settings, parts[name]()))
+        print("written to", write(f"estimator-{name}", settings, parts[name]()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import jax
 
-SESSION = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard"}  # as in a user's new session
+SESSION = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard"}  # a user's defaults
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<shown>.*?)^```\n)?", re.S | re.M
