@@ -104,8 +104,9 @@ def estimator() -> str:
     header = ("test accuracy in per cent", "LogisticRegressionCV", 'per="scalar"', 'per="feature"')
     return (
         f"Mean over {small['settings']['splits']} splits of the same data. In brackets: the lead "
-        "over LogisticRegressionCV ± its standard error. 20 Newsgroups: the usual test part, mean over "
-        f"{len(fits)} shuffles. All settings are defaults.\n\n" + _markdown(Table("", header, rows))
+        "over LogisticRegressionCV ± its standard error. 20 Newsgroups: the usual test part, mean "
+        f"over {len(fits)} shuffles. All settings are defaults.\n\n"
+        + _markdown(Table("", header, rows))
     )
 
 
