@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import pdbo
 from pdbo.sklearn import BilevelLogisticRegression
-from pdbo.sklearn._search import STILL, Plan, Search, Table
+from pdbo.sklearn._search import Plan, Search, Table
 
 from .record import write
 
@@ -133,8 +134,7 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
 
     def loss(x: Any) -> float:
         """The held-out loss of penalties, with the weights fitted again."""
-        state = pdbo.sklearn._search.begin(x, w0)
-        return float(search.step(problem, state, STILL, (50, 50, 1e-4, 1e-2))[1].losses.mean())
+        return float(search.step(problem, x, w0, (50, 50, 1e-4, 1e-2))[1].losses.mean())
 
     curvature = 0.25 * float(np.linalg.eigvalsh(X.T @ X)[-1]) + float(np.exp(x0["level"]))
     results: dict[str, Any] = {"start": {"held_out_loss": loss(x0)}}
@@ -154,15 +154,14 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
                 best = {"held_out_loss": value, "step": size, "iterations": compared[1]}
         results[name] = best
         print(name, best, flush=True)
-    state = pdbo.sklearn._search.begin(x0, w0)
     rate = {"level": 0.3, "exponent": 0.05, "each": 0.1}
-    search.step(problem, state, rate, "descent")
-    start, taken, lowest = time.perf_counter(), 0, np.inf
-    while time.perf_counter() - start < seconds and taken < 200:
-        at = state.x
-        state, report = search.step(problem, state, rate, "descent")
-        lowest = min(lowest, float(report.losses.mean()))
-        taken += 1
+    descent = lambda: search.steps(problem, x0, w0, rate, "descent", 200)
+    next(descent())  # compile
+    start, taken, at, x = time.perf_counter(), 0, x0, x0
+    for state in descent():
+        at, x, taken = x, state.x, taken + 1
+        if time.perf_counter() - start >= seconds:
+            break
     spent = time.perf_counter() - start
     results["ours"] = {"held_out_loss": loss(at), "iterations": taken, "seconds": spent}
     print("ours", results["ours"], flush=True)
@@ -172,7 +171,7 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
 def _reach(problem: Any, x: Any, w: Any, solver: Any, seconds: float) -> tuple[Any, int]:
     """The x a solver reaches in `seconds` of compiled steps, and the number of steps."""
     state = solver.init(problem, x, w, jax.random.key(0))
-    chunk = jax.jit(
+    chunk = eqx.filter_jit(
         lambda problem, s: jax.lax.fori_loop(0, 10, lambda _, v: solver.step(problem, v), s)
     )
     jax.block_until_ready(chunk(problem, state))
