@@ -20,7 +20,7 @@ class Run(Protocol):
     """A run under way."""
 
     def advance(self, steps: int) -> None:
-        """Take so many outer iterations and wait until they are done."""
+        """Take `steps` outer iterations and wait until they are done."""
 
     def point(self) -> tuple[Any, Any]:
         """The current x and y."""
