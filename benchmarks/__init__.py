@@ -1,1 +1,1 @@
-"""Speeds, measured side by side in one run; `python -m benchmarks.core` is the core's."""
+"""Benchmarks of pdbo and its peers; `python -m benchmarks.core` measures the core alone."""

@@ -1,13 +1,13 @@
 """pdbo beside its peers: `python -m benchmarks`, or `--quick` for pdbo alone in two minutes.
 
-Peers are installed into environments of their own under .peers/ on the first run. Every result is
-kept there as soon as it is measured, so that a run cut short goes on where it was; a result is
-measured again where code, settings or versions have changed, or all of them with `--fresh`.
+The first run installs each peer into its own environment under .peers/. Every result is stored
+there as soon as it is measured, so an interrupted run continues where it stopped. A result is
+measured again if code, settings or versions have changed; `--fresh` measures all of them again.
 """
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the judge is not what is measured
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the judge is not measured
 
 import argparse
 import dataclasses
@@ -32,7 +32,7 @@ KEPT = process.FOLDER / "results"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure what is asked for, write the record, the page and its pictures."""
+    """Measure what the options select; write the record, the page and its pictures."""
     options = _parse(arguments)
     peers = [] if options.quick else options.peers
     entries = [e for e in ENTRIES if e == "pdbo" or e in peers]
@@ -58,20 +58,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="pdbo alone, small, no installation")
+    parser.add_argument("--quick", action="store_true", help="small, pdbo alone, installs nothing")
     parser.add_argument("--workloads", nargs="+", metavar="NAME", help=", ".join(WORKLOADS))
     others = [e for e in ENTRIES if e not in ("pdbo", UNTUNED)]
     parser.add_argument("--peers", nargs="*", metavar="NAME", default=others,
                         help=", ".join(others))  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="cores each library gets (1)")
-    parser.add_argument("--fresh", action="store_true", help="use nothing kept of earlier runs")
-    parser.add_argument("--out", help="folder for record and page, elsewhere than in docs")
+    parser.add_argument("--fresh", action="store_true", help="ignore the results of earlier runs")
+    parser.add_argument("--out", help="folder for record and page instead of docs")
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or list(QUICK if options.quick else WORKLOADS)
     for name, known in (("workloads", list(WORKLOADS)), ("peers", others)):
         for given in getattr(options, name):
             if given not in known:
-                parser.error(f"--{name}: {given!r} is none of {', '.join(known)}")
+                parser.error(f"--{name}: {given!r} is not one of {', '.join(known)}")
     most = len(os.sched_getaffinity(0))
     if not 1 <= options.threads <= most:
         parser.error(f"--threads: must be from 1 to {most}, got {options.threads}")
@@ -79,7 +79,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _installed(peers: list[str]) -> dict[str, Any]:
-    """The versions in every peer's environment, or why there is none."""
+    """The versions in every peer's environment, or the error if it cannot be made."""
     found: dict[str, Any] = {}
     for entry in peers:
         try:
@@ -161,7 +161,7 @@ def _scaling(entries: list[str], options: Any) -> dict[str, Any]:
 
 
 def _mark(workload: Workload | None, entry: str, tried: list[Any], threads: int) -> str:
-    """What a kept result depends on: if any of it changes, it is measured again."""
+    """A digest of all that a stored result depends on: if it changes, measure again."""
     peer = ENTRIES.get(entry, "ours")
     files = [HERE / "workloads.py", HERE / "suite.py", HERE / "scaling.py"]
     files += [HERE / "peers" / f"{name}.py" for name in (peer, "worker", "in_torch", "in_jax")]
@@ -198,4 +198,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("interrupted: what was measured is kept, the same command goes on from there")
+        sys.exit("interrupted: results so far are stored, the same command continues from there")

@@ -1,11 +1,11 @@
-"""Choose the settings of `pdbo reproduce cleaning` on validation images of splits apart.
+"""Choose the settings of `pdbo reproduce cleaning` on validation images of separate splits.
 
     python -m benchmarks.cleaning --data FOLDER
 
-draws the same number of settings for every method at random, runs them on splits that the
+draws the same number of random settings for every method, runs them on splits that the
 experiment never uses, with four fifths of the validation images for f and the rest held out, and
-keeps those with the best accuracy on what was held out. They are written to the file the experiment
-reads, with what was tried. No test image and no knowledge of the wrong labels enters.
+keeps the settings with the best accuracy on the held-out images. They are written to the file the
+experiment reads, with the ranges tried. It uses no test image and no knowledge of the wrong labels.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from .record import provenance
 
 SEEDS = (1000,)
 TRIALS = {"linear": 16, "network": 8}
-CALLS = {"linear": 6_000, "network": 2_500}  # of a trial
+CALLS = {"linear": 6_000, "network": 2_500}  # oracle calls per trial
 STEP, SCALE = (0.05, 0.5), (10, 100)
 PRIMAL_DUAL = {
     "primal_step": STEP,
@@ -70,11 +70,11 @@ RANGES = {
     "AID-CG": HYPERGRADIENT,
     "ITD-R": HYPERGRADIENT,
 }
-"""What is drawn, uniformly in its logarithm, beside the scale of the images' weights."""
+"""The range of each setting, drawn log-uniformly; the scale of the images' weights is added."""
 
 
 def draw(name: str, count: int) -> list[dict[str, float]]:
-    """The settings to try, three digits each."""
+    """The settings to try, rounded to three digits."""
     rng = np.random.default_rng([2022, list(RANGES).index(name)])
     return [
         {
@@ -86,7 +86,7 @@ def draw(name: str, count: int) -> list[dict[str, float]]:
 
 
 def splits(folder: pathlib.Path) -> tuple[str, list[tuple]]:
-    """For every seed the data, less what is held out, and that."""
+    """The name of the data and, for every seed, the data for a run and the held-out images."""
     found = images(folder)
     pairs = []
     for seed in SEEDS:
@@ -99,7 +99,7 @@ def splits(folder: pathlib.Path) -> tuple[str, list[tuple]]:
 
 
 def choose(name: str, model: str, pairs: list[tuple], count: int) -> dict:
-    """The settings with the best mean accuracy of the last iterate on what was held out."""
+    """The settings whose last iterate has the best mean accuracy on the held-out images."""
     method = cleaning.methods()[name]
     steps = CALLS[model] // method.calls
     width = pairs[0][0]["train"]["X"].shape[-1]
@@ -130,7 +130,7 @@ def choose(name: str, model: str, pairs: list[tuple], count: int) -> dict:
 
 
 def main() -> None:
-    """Try everything and write what was chosen."""
+    """Try all settings and write those chosen."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=pathlib.Path, required=True, help="a folder of idx files")
     parser.add_argument("--model", choices=cleaning.MODELS, nargs="*", default=cleaning.MODELS)

@@ -1,4 +1,4 @@
-"""What the devices of a sharded problem send each other, read out of the compiled program."""
+"""What the devices of a sharded problem send each other, read from the compiled program."""
 
 import re
 from collections import defaultdict
@@ -20,8 +20,8 @@ class Communication(NamedTuple):
 
     Attributes:
         operations, payload: by kind, such as "all-reduce".
-        open_loops: how many loops hold collectives but run for as long as the numbers ask; each is
-            counted as if it ran once.
+        open_loops: how many loops hold collectives but have no fixed length; each is counted as
+            if it ran once.
     """
 
     operations: dict[str, int]
@@ -29,7 +29,7 @@ class Communication(NamedTuple):
     open_loops: int
 
     def sent(self, hosts: int) -> float:
-        """The bytes each of so many hosts sends in an iteration, where they form a ring.
+        """The bytes that each host in a ring of `hosts` sends per iteration.
 
         A sum goes around twice (reduce, then gather), anything else once (Patarasuk & Yuan,
         Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, 2009).
@@ -44,13 +44,13 @@ def communication(
 ) -> Communication:
     """What one iteration of a solver sends between the devices of a sharded problem.
 
-    The sizes do not depend on how many devices there are, so that two devices of one machine
-    tell what a cluster will send.
+    The sizes do not depend on the number of devices, so two devices on one machine show what a
+    cluster will send.
 
     Arguments:
         problem: a problem from `shard`, on two devices or more.
         x, y: a point of the right shapes.
-        solver: the method, `AutoPDBO()` unless named.
+        solver: the method; `AutoPDBO()` by default.
     """
     check_problem(problem)
     if problem.mesh is None or problem.mesh.size < 2:
@@ -78,7 +78,7 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 def _count(text: str) -> Communication:
-    """The collectives of a program in XLA's text form, loops of known length unrolled."""
+    """Count the collectives of a program in XLA's text form, loops of known length unrolled."""
     lines: dict[str, list[str]] = defaultdict(list)
     name = entry = ""
     for line in text.splitlines():
@@ -92,7 +92,7 @@ def _count(text: str) -> Communication:
     payload: dict[str, int] = defaultdict(int)
 
     def visit(name: str, times: int) -> tuple[int, int]:
-        """Adds up a computation; returns how many collectives and open loops it holds."""
+        """Add up a computation; return how many collectives and open loops it holds."""
         found = open_loops = 0
         for line in lines[name]:
             collective = _COLLECTIVE.search(line)

@@ -1,7 +1,7 @@
-"""The core's speed: the toy per iteration, many starts, compilation, memory speed, progress.
+"""Speed of the core: the toy per iteration, many starts, compilation, memory speed, progress.
 
-Run as `python -m benchmarks.core`; on an accelerator the same command measures that. Every figure
-is written to benchmarks/records/core-DEVICE.json with the versions it was measured with.
+Run as `python -m benchmarks.core`; on a machine with an accelerator it measures the accelerator.
+Every figure is written to benchmarks/records/core-DEVICE.json with the versions used.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def toy(steps: int = 1_000_000) -> dict[str, float]:
 
 
 def starts(count: int = 1000, steps: int = 2000) -> dict[str, float]:
-    """Microseconds per iteration and start for many starts under vmap, whole solves."""
+    """Microseconds per iteration and start for complete solves of many starts under vmap."""
     xs = jnp.linspace(-2, 3, count)
     ys = jnp.stack([jnp.linspace(0, 2, count), jnp.linspace(1, -1, count)], axis=1)
     one = lambda x, y: pdbo.solve(TOY, x, y, pdbo.PDBO(), steps=steps, every=1000, tol=0).x
@@ -56,7 +56,7 @@ print(json.dumps(times))
 
 
 def compilation(repeats: int = 5) -> dict[str, float]:
-    """Seconds the first solve of a fresh process takes beyond the second."""
+    """How many seconds the first solve of a fresh process takes more than the second."""
     pairs = []
     for _ in range(repeats):
         out = subprocess.run(
@@ -85,8 +85,8 @@ def copy_bandwidth(size: int) -> float:
 def memory_speed(variables: int = 10_000_000, inner_steps: int = 5) -> dict[str, float]:
     """The share of the copy bandwidth that PDBO reaches on the n-dimensional counter-example.
 
-    Bytes an iteration cannot do without: each inner step reads x and both halves of the estimate
-    and writes them (5 n), the rest reads x, y and the estimate (5 n) and writes x and y (3 n).
+    The least bytes per iteration: each inner step reads x and both halves of the estimate and
+    writes the halves (5 n), the rest reads x, y and the estimate (5 n) and writes x and y (3 n).
     """
     n = variables // 3
     problem = pdbo.Problem(
@@ -102,7 +102,7 @@ def memory_speed(variables: int = 10_000_000, inner_steps: int = 5) -> dict[str,
 
     jax.block_until_ready(run(solver, state, 1))
     shares, bandwidths = [], []
-    for _ in range(5):  # side by side, since the machine is shared
+    for _ in range(5):  # alternate, because the machine is shared
         bandwidth = copy_bandwidth(variables)
         seconds = seconds_per_turn(lambda k: run(solver, state, k))
         shares.append((5 * inner_steps + 8) * n * 4 / seconds / bandwidth)
@@ -151,9 +151,9 @@ def progress(steps: int = 20_000_000) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure everything, print it and keep the record."""
+    """Measure everything, print it and write the record."""
     small = {toy: {}, starts: {}, compilation: {}, memory_speed: {}, scratch: {}, progress: {}}
-    large = {  # an accelerator launches kernels: fewer iterations, more variables
+    large = {  # on an accelerator: fewer iterations because of kernel launches, more variables
         toy: {"steps": 20_000},
         starts: {"count": 100_000},
         compilation: {},
@@ -168,7 +168,7 @@ def main() -> None:
         results[part.__name__] = part(**options)
         print(part.__name__, results[part.__name__], flush=True)
     named = {part.__name__: options for part, options in settings.items()}
-    print("kept in", write(f"core-{backend}", named, results))
+    print("written to", write(f"core-{backend}", named, results))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Many devices and many processes: agreement, a lost process, cost per iteration, bytes sent.
 
-Run as `python -m benchmarks.devices`, some parts of it as `python -m benchmarks.devices agreement
-loss cost sent`. What was measured is kept in benchmarks/records/devices.json, and docs/scaling.md
-and docs/scaling.png are made anew from it. All sockets are on loopback. On a busy machine
-collectives wait for threads that wait for a core: measure on a quiet one.
+Run as `python -m benchmarks.devices`, or with some of the parts `agreement loss cost sent`. The
+results are written to benchmarks/records/devices.json, and docs/scaling.md and docs/scaling.png are
+written again from them. All sockets are on loopback. On a busy machine collectives wait for threads
+that wait for a core: measure on a quiet one.
 """
 
 import json
@@ -34,11 +34,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 RECORD = FOLDER / "devices.json"
 MARKS = ("<!-- figures: python -m benchmarks.devices -->", "<!-- end of figures -->")
 DEVICES, PROCESSES = (1, 2, 4, 8), (2, 3, 4)
-HEARTBEAT = 10.0
-HOSTS = 64
+HEARTBEAT = 10.0  # seconds without a sign of life after which a process counts as lost
+HOSTS = 64  # for the column of bytes sent per host
 
 
-# The problem: logistic regression with a penalty of its own for each feature
+# The problem: logistic regression with one penalty per feature
 
 
 def data(rows: int, columns: int, classes: int, dtype: Any, seed: int = 0) -> dict[str, Any]:
@@ -106,14 +106,14 @@ def solve(given: pdbo.Problem, name: str) -> Any:
 
 
 def address() -> str:
-    """A port of this machine that is free."""
+    """The address of a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def launch(arguments: list[str], devices: int = 1, single: bool = True) -> subprocess.Popen:
-    """A Python process with so many devices, each of one thread if `single`."""
+    """Start a Python process with this many devices, each with one thread if `single`."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     flags += " --xla_cpu_multi_thread_eigen=false" if single else ""
     return subprocess.Popen(
@@ -128,14 +128,14 @@ def launch(arguments: list[str], devices: int = 1, single: bool = True) -> subpr
 def begin(
     function: str, *arguments: Any, processes: int = 1, **options: Any
 ) -> list[subprocess.Popen]:
-    """Fresh processes that run a function of this module together."""
+    """Start fresh processes that run a function of this module together."""
     where = address()
     asked = [json.dumps([function, arguments, where, processes, r]) for r in range(processes)]
     return [launch(["-m", "benchmarks.devices", "--call", text], **options) for text in asked]
 
 
 def call(function: str, *arguments: Any, processes: int = 1, **options: Any) -> list[Any]:
-    """What a function of this module returns in each of such processes."""
+    """Run a function of this module in fresh processes; return the result of each."""
     running = begin(function, *arguments, processes=processes, **options)
     ended = [p.communicate(timeout=1800) for p in running]
     for process, (_, err) in zip(running, ended, strict=True):
@@ -145,7 +145,7 @@ def call(function: str, *arguments: Any, processes: int = 1, **options: Any) -> 
 
 
 def answer(text: str) -> None:
-    """The other side of `call`."""
+    """Run what `call` asked for, in the process it started, and print the result."""
     function, arguments, where, processes, rank = json.loads(text)
     if processes == 1:
         print(json.dumps(globals()[function](*arguments)))
@@ -158,7 +158,7 @@ def answer(text: str) -> None:
 
 
 def on_devices() -> dict[str, float]:
-    """How far runs on 2, 4 and 8 devices are from the run on one."""
+    """How far runs on 2, 4 and 8 devices are from the run on one device."""
     plain, point = small()
     calls: dict[str, Callable[[pdbo.Problem], dict[str, Any]]] = {
         "PDBO": lambda p: numbers(solve(p, "PDBO")),
@@ -203,7 +203,7 @@ def agreement() -> dict[str, float]:
 
 
 def kept(folder: str, steps: int) -> dict[str, Any]:
-    """A run on all devices of all processes that leaves a checkpoint at every record."""
+    """A run on all devices of all processes that writes a checkpoint at every record."""
     given, point = small()
     solution = pdbo.solve(
         pdbo.shard(given),
@@ -219,7 +219,7 @@ def kept(folder: str, steps: int) -> dict[str, Any]:
 
 
 def loss() -> dict[str, Any]:
-    """Each of three processes killed in turn, then two processes that carry on."""
+    """Kill each of three processes in turn, then continue with two processes."""
     found = {}
     for lost in range(3):
         with tempfile.TemporaryDirectory() as name:
@@ -255,7 +255,7 @@ def loss() -> dict[str, Any]:
 
 
 def iteration(rows: int, columns: int, classes: int, steps: int, repeats: int) -> float:
-    """Seconds of one PDBO iteration on all the devices there are, in single precision."""
+    """Seconds per PDBO iteration on all devices, in single precision."""
     given = problem(data(rows, columns, classes, np.float32))
     given = pdbo.shard(given) if jax.device_count() > 1 else given
     solver = pdbo.PDBO(inner_step=1.0)
@@ -282,7 +282,7 @@ WEAK, STRONG = 2**17, 2**20
 
 
 def cost(repeats: int = 5) -> dict[str, Any]:
-    """Seconds an iteration against rows, devices and processes; one thread a device."""
+    """Seconds per iteration against rows, devices and processes; one thread per device."""
 
     def seconds(rows: int, devices: int = 1, processes: int = 1) -> float:
         steps = max(3, min(200, 2**20 // rows))
@@ -324,7 +324,7 @@ def an_iteration() -> dict[str, Any]:
 
 
 def sent() -> dict[str, Any]:
-    """Bytes an iteration sends."""
+    """Bytes sent per iteration."""
     return call("an_iteration", devices=2)[0]
 
 
@@ -360,7 +360,8 @@ def figures(record: dict[str, Any]) -> str:
     lines += ["", f"Strong scaling splits {rows['strong']:,} rows over the devices, weak scaling "
               f"gives each {rows['weak']:,}; a row has {size['columns']} features and "
               f"{size['classes']} classes, in single precision."]  # fmt: skip
-    lines += ["", f"| an iteration | variables | collectives | bytes sent a host, of {HOSTS} |"]
+    sending = f"bytes sent by each of {HOSTS} hosts"
+    lines += ["", f"| per iteration | variables | collectives | {sending} |"]
     lines += ["|---|---|---|---|"]
     for name, row in results["sent"].items():
         lines.append(
@@ -385,7 +386,7 @@ def draw(record: dict[str, Any], path: pathlib.Path) -> None:
     left.loglog(
         rows, 1e3 * seconds[-1] * rows / rows[-1], ":", color="#888888", label="in proportion"
     )
-    left.set(xlabel="rows of data", ylabel="ms an iteration", title="one device, one thread")
+    left.set(xlabel="rows of data", ylabel="ms per iteration", title="one device, one thread")
     left.legend(frameon=False)
     shown = {"devices": ("#0072B2", "o"), "processes": ("#D55E00", "s")}
     for kind, (color, mark) in shown.items():
@@ -410,7 +411,7 @@ def draw(record: dict[str, Any], path: pathlib.Path) -> None:
 
 
 def main(wanted: list[str]) -> None:
-    """Measure, keep the record, and make the page and its picture anew."""
+    """Measure, write the record, and write the page and its picture again."""
     results = json.loads(RECORD.read_text())["results"] if RECORD.exists() else {}
     settings = {
         "small": SMALL, "steps": STEPS, "size": SIZE, "rows": {"weak": WEAK, "strong": STRONG},

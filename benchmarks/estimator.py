@@ -1,6 +1,6 @@
 """The scikit-learn estimators: against LogisticRegressionCV, on 20 Newsgroups, and by solver.
 
-Run as `python -m benchmarks.estimator small`, `newsgroups` or `solvers`, or without a name for all
+Run as `python -m benchmarks.estimator small`, `newsgroups` or `solvers`; without a name it runs all
 three. Each is written to benchmarks/records/estimator-NAME.json.
 """
 
@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import pdbo
 from pdbo.sklearn import BilevelLogisticRegression
-from pdbo.sklearn._search import STILL, Plan, Search, Table
+from pdbo.sklearn._search import Plan, Search, Table
 
 from .record import write
 
@@ -46,7 +47,7 @@ MODELS: dict[str, Callable[[int], Any]] = {
 def small(splits: int = 20) -> dict[str, Any]:
     """Accuracy and cross-entropy on a quarter of the samples, the same splits for all.
 
-    Splits are fitted side by side, a core each, so seconds compare the rows and say no more.
+    Splits are fitted in parallel, one core each, so compare the seconds only with each other.
     """
     results: dict[str, Any] = {}
     for name, load in DATA.items():
@@ -116,9 +117,9 @@ def newsgroups(seeds: int = 3) -> dict[str, Any]:
 def solvers(seconds: float = 5.0) -> dict[str, Any]:
     """The held-out loss that solvers reach on one problem: a penalty per feature, five splits.
 
-    For the point x a solver has reached after so many seconds, compilation apart, the weights are
-    fitted anew, so that only the penalties count. The steps of the hypergradient and first-order
-    methods are the best of those tried.
+    The weights are fitted again at the point x that a solver has reached after `seconds`, not
+    counting compilation, so that only the penalties count. The steps of the hypergradient and
+    first-order methods are the best of those tried.
     """
     X, y = load_breast_cancer(return_X_y=True)
     X = StandardScaler().fit_transform(X).astype(np.float32)
@@ -132,9 +133,8 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
     x0, w0 = search.start(None)
 
     def loss(x: Any) -> float:
-        """The held-out loss of penalties, their weights fitted anew."""
-        state = pdbo.sklearn._search.begin(x, w0)
-        return float(search.step(problem, state, STILL, (50, 50, 1e-4, 1e-2))[1].losses.mean())
+        """The held-out loss of penalties, with the weights fitted again."""
+        return float(search.step(problem, x, w0, (50, 50, 1e-4, 1e-2))[1].losses.mean())
 
     curvature = 0.25 * float(np.linalg.eigvalsh(X.T @ X)[-1]) + float(np.exp(x0["level"]))
     results: dict[str, Any] = {"start": {"held_out_loss": loss(x0)}}
@@ -154,15 +154,14 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
                 best = {"held_out_loss": value, "step": size, "iterations": compared[1]}
         results[name] = best
         print(name, best, flush=True)
-    state = pdbo.sklearn._search.begin(x0, w0)
     rate = {"level": 0.3, "exponent": 0.05, "each": 0.1}
-    search.step(problem, state, rate, "descent")
-    start, taken, lowest = time.perf_counter(), 0, np.inf
-    while time.perf_counter() - start < seconds and taken < 200:
-        at = state.x
-        state, report = search.step(problem, state, rate, "descent")
-        lowest = min(lowest, float(report.losses.mean()))
-        taken += 1
+    descent = lambda: search.steps(problem, x0, w0, rate, "descent", 200)
+    next(descent())  # compile
+    start, taken, at, x = time.perf_counter(), 0, x0, x0
+    for state in descent():
+        at, x, taken = x, state.x, taken + 1
+        if time.perf_counter() - start >= seconds:
+            break
     spent = time.perf_counter() - start
     results["ours"] = {"held_out_loss": loss(at), "iterations": taken, "seconds": spent}
     print("ours", results["ours"], flush=True)
@@ -170,9 +169,9 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
 
 
 def _reach(problem: Any, x: Any, w: Any, solver: Any, seconds: float) -> tuple[Any, int]:
-    """The x a solver has after so many seconds of compiled steps, and how many it took."""
+    """The x a solver reaches in `seconds` of compiled steps, and the number of steps."""
     state = solver.init(problem, x, w, jax.random.key(0))
-    chunk = jax.jit(
+    chunk = eqx.filter_jit(
         lambda problem, s: jax.lax.fori_loop(0, 10, lambda _, v: solver.step(problem, v), s)
     )
     jax.block_until_ready(chunk(problem, state))
@@ -184,13 +183,13 @@ def _reach(problem: Any, x: Any, w: Any, solver: Any, seconds: float) -> tuple[A
 
 
 def main() -> None:
-    """Measure what is named, or everything, and keep the records."""
+    """Measure the parts named, or all, and write the records."""
     parts = {"small": small, "newsgroups": newsgroups, "solvers": solvers}
     for name in sys.argv[1:] or parts:
         if name not in parts:
-            sys.exit(f"no such part: {name}; there are {', '.join(parts)}.")
+            sys.exit(f"no such part: {name}; choose from {', '.join(parts)}.")
         settings = {k: p.default for k, p in inspect.signature(parts[name]).parameters.items()}
-        print("kept in", write(f"estimator-{name}", settings, parts[name]()))
+        print("written to", write(f"estimator-{name}", settings, parts[name]()))
 
 
 if __name__ == "__main__":

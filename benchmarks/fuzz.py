@@ -1,11 +1,11 @@
-"""Command lines, problem files and records that nobody should write, thrown at the command.
+"""Fuzzing: invalid command lines, problem files and records for the command.
 
-Whatever comes, the command leaves with one of its documented exit codes, shows no traceback, says
-why in a line that begins with its name, and writes nothing outside its output folder. A case is
-made from its number and the seed alone, and runs in a process of its own, forked from one that has
-imported everything; every hundredth starts from nothing, as a user's does. So that ten thousand
-take minutes, the experiments are replaced by a finished one, and of the problem files that come as
-far as the solver one in ten is solved.
+Whatever the input, the command must exit with one of its documented codes, show no traceback, give
+the reason in a line that begins with its name, and write nothing outside its output folder. A case
+depends on its number and the seed alone. It runs in its own process, forked from one that has
+imported everything; every hundredth starts a new Python, as a user does. To run ten thousand cases
+in minutes, experiments are replaced by a finished one, and only one in ten of the problem files
+that reach the solver is solved.
 
     python -m benchmarks.fuzz --count 10000
 """
@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from typing import Any
 
 CODES = (0, 1, 2, 3, 130, 143)
-LIMIT = 300.0  # seconds a case may take
-COLD = 100  # every so many a case starts from nothing
+LIMIT = 300.0  # seconds; a case that takes longer is killed and counts as wrong
+COLD = 100  # one case in this many starts a new Python
 
 PROBLEM = """
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ SCRAPS = (b"\0", b"\xff", b"\xfe\xff", b"(", b")", b"'", b"\\", b"\n", b"\t", b"
 
 
 def case(seed: int, index: int) -> dict[str, Any]:
-    """One case: a kind, the arguments and the files it needs."""
+    """One case: its kind, arguments and files."""
     draw = random.Random(f"{seed}/{index}")
     kind = draw.choices(("line", "file", "problem", "record"), (45, 25, 15, 15))[0]
     made: dict[str, Any] = {
@@ -168,7 +168,7 @@ def _written(draw: random.Random) -> bytes:
 
 
 def damage(folder: pathlib.Path, number: int) -> None:
-    """Damage a record: bits, lengths, types, with its checksum set right or not."""
+    """Damage a record: bits, lengths, types, with or without a matching checksum."""
     from pdbo._sealed import seal
 
     draw = random.Random(number)
@@ -198,7 +198,7 @@ def damage(folder: pathlib.Path, number: int) -> None:
 
 
 def _prepare(folder: pathlib.Path, made: dict[str, Any], finished: pathlib.Path) -> pathlib.Path:
-    """The folder a case runs in: a problem, a record, a stranger's file."""
+    """Make the folder a case runs in: a problem, a record and an unrelated file."""
     work = folder / "work"
     (work / "empty").mkdir(parents=True)
     (work / "mine.py").write_bytes(made["source"])
@@ -210,7 +210,7 @@ def _prepare(folder: pathlib.Path, made: dict[str, Any], finished: pathlib.Path)
 
 
 def _outputs(arguments: list[str], work: pathlib.Path) -> list[pathlib.Path]:
-    """The folders that these arguments give leave to write to."""
+    """The folders that these arguments allow the command to write to."""
     found = ["results", "solution"]
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         found += [value] if option == "--out" or "report" in arguments else []
@@ -219,12 +219,12 @@ def _outputs(arguments: list[str], work: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _inside(path: pathlib.Path, folders: list[pathlib.Path], making: bool) -> bool:
-    """Whether a path lies in an output folder or, where folders are made, on the way to one."""
+    """Whether a path is in an output folder or, if `making` folders, a parent of one."""
     return any(f == path or f in path.parents or (making and path in f.parents) for f in folders)
 
 
 def _listing(folder: pathlib.Path, folders: list[pathlib.Path]) -> dict[str, bytes]:
-    """All files outside the output folders, with what they hold."""
+    """All files outside the output folders, with their contents."""
     return {
         str(p): p.read_bytes()
         for p in sorted(folder.rglob("*"))
@@ -236,7 +236,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def _watch(folders: list[pathlib.Path], log: int) -> None:
-    """Note every attempt of this process to write anywhere else."""
+    """Log every attempt of this process to write anywhere else."""
     making = {"os.mkdir", "os.rmdir"}
     changing = {"os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", *making}
 
@@ -257,7 +257,7 @@ def _watch(folders: list[pathlib.Path], log: int) -> None:
 
 
 def _child(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path], log: int) -> None:
-    """Run a case in this process, which it ends."""
+    """Run a case in this process; the process then ends."""
     import pdbo
     from pdbo.app import cli, records, runner
 
@@ -279,7 +279,7 @@ def _child(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path]
 
 
 def _forked(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path]) -> int | str:
-    """The exit code of a case run in a fork of this process; a text where there is none."""
+    """The exit code of a case run in a fork of this process, or a message if it was killed."""
     log = os.open(work.parent / "log", os.O_WRONLY | os.O_CREAT)
     files = [os.open(work.parent / n, os.O_WRONLY | os.O_CREAT) for n in ("stdout", "stderr")]
     child = os.fork()
@@ -311,7 +311,7 @@ def _forked(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path
 
 
 def _cold(made: dict[str, Any], work: pathlib.Path) -> int | str:
-    """The exit code of a case run as a user does, less the runs that take long."""
+    """The exit code of a case run as a user runs it, except long runs."""
     arguments = made["arguments"]
     if arguments[:1] == ["reproduce"] and made["kind"] == "line":
         arguments = [*arguments, "quux"]
@@ -327,7 +327,7 @@ def _cold(made: dict[str, Any], work: pathlib.Path) -> int | str:
 
 
 def check(seed: int, index: int, finished: pathlib.Path) -> tuple[str, int | str, list[str]]:
-    """Run a case: its kind, its exit code and what it did that it should not."""
+    """Run a case; return its kind, its exit code and its faults."""
     made = case(seed, index)
     with tempfile.TemporaryDirectory(prefix=f"case-{index}-") as name:
         folder = pathlib.Path(name).resolve()
@@ -338,7 +338,7 @@ def check(seed: int, index: int, finished: pathlib.Path) -> tuple[str, int | str
         errors = (folder / "stderr").read_text(errors="replace")
         wrong = [f"wrote: {line}" for line in (folder / "log").read_text().splitlines()]
         if code not in CODES:
-            wrong.append(f"left with {code}")
+            wrong.append(f"exited with {code}")
         asked = "--debug" in made["arguments"]
         if "Traceback (most recent call last)" in errors and not asked:
             wrong.append("traceback")
@@ -350,7 +350,7 @@ def check(seed: int, index: int, finished: pathlib.Path) -> tuple[str, int | str
 
 
 def _chunk(seed: int, indices: list[int], finished: pathlib.Path) -> list[Any]:
-    """Some cases, forked from a process that has imported everything."""
+    """Run some cases, forked from a process that has imported everything."""
     import matplotlib.figure  # noqa: F401
 
     from pdbo import solve  # noqa: F401
@@ -360,9 +360,9 @@ def _chunk(seed: int, indices: list[int], finished: pathlib.Path) -> list[Any]:
 
 
 def run(count: int, seed: int, folder: pathlib.Path) -> dict[str, Any]:
-    """Run so many cases; the result says how they ended and names those that went wrong.
+    """Run `count` cases; the result says how they ended and names those that went wrong.
 
-    A run of the experiment paths in `folder / "finished"` is used where there is one.
+    If `folder / "finished"` holds a run of the experiment paths, it is used.
     """
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -376,7 +376,7 @@ def run(count: int, seed: int, folder: pathlib.Path) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     codes: Counter[str] = Counter()
     wrong = {}
-    os.environ["TMPDIR"] = str(folder)  # where the cases lie
+    os.environ["TMPDIR"] = str(folder)  # the cases run there
     with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
         work = [pool.submit(_chunk, seed, indices, finished) for indices in chunks]
         for future in concurrent.futures.as_completed(work):
@@ -403,13 +403,13 @@ def _chunks(count: int, size: int) -> Iterator[list[int]]:
 
 
 def main() -> None:
-    """Run, show what went wrong, keep the record of a whole run."""
+    """Run, show what went wrong and, if asked, write the record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=pathlib.Path, help="where to work")
-    parser.add_argument("--show", type=int, help="show a case, run nothing")
-    parser.add_argument("--keep", action="store_true", help="keep the record")
+    parser.add_argument("--folder", type=pathlib.Path, help="the folder to work in")
+    parser.add_argument("--show", type=int, help="show this case and run nothing")
+    parser.add_argument("--keep", action="store_true", help="write the record")
     options = parser.parse_args()
     if options.show is not None:
         print(case(options.seed, options.show))
@@ -420,7 +420,7 @@ def main() -> None:
     if options.keep:
         from .record import write
 
-        print("kept in", write("fuzz", {"count": options.count, "seed": options.seed}, results))
+        print("written to", write("fuzz", {"count": options.count, "seed": options.seed}, results))
     sys.exit(1 if results["wrong"] else 0)
 
 

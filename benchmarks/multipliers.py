@@ -1,8 +1,8 @@
-"""The rules for AutoPDBO's multipliers side by side: all else equal, random starts, defaults.
+"""Rules for AutoPDBO's multipliers compared: all else equal, random starts, default settings.
 
-Run as `python -m benchmarks.multipliers`. Measured are the problems of the collection with one x
-and one y in boxes, which share a compiled program. The rule is chosen on the first half of the
-collection (the even positions of its list, counted from zero); both halves are in the record,
+Run as `python -m benchmarks.multipliers`. It uses the problems of the collection with one x and one
+y in boxes, which share a compiled program. The rule is chosen on the first half of the collection
+(the even positions of its list, counted from zero); both halves are in the record,
 benchmarks/records/multipliers.json.
 """
 
@@ -24,7 +24,7 @@ STARTS, STEPS = 32, 1000
 
 
 def closed_form(model: Any, mix: jax.Array) -> jax.Array:
-    """The least multiplier that takes the linearised worst cut to the slack in one f-step."""
+    """The smallest multiplier that brings the linearised worst cut to the slack in one f-step."""
     worst = jnp.argmax(model.excess)
     slope = model.grad_h[worst]
     size = slope @ slope
@@ -33,7 +33,7 @@ def closed_form(model: Any, mix: jax.Array) -> jax.Array:
 
 
 def ascent(rate: float) -> Callable:
-    """Clipped ascent: up and down by a part of itself, as the cut is violated or not."""
+    """Clipped ascent: up or down by at most `rate` of itself, as the cut is violated or not."""
 
     def rule(model: Any, mix: jax.Array) -> jax.Array:
         width = jnp.maximum(jnp.max(jnp.abs(model.excess)), 1e-30)
@@ -46,7 +46,7 @@ def ascent(rate: float) -> Callable:
 def augmented(weight: float) -> Callable:
     r"""Augmented Lagrangian: $[\lambda_k + \rho\,(h_k - \delta)]_+$ after every step.
 
-    $\rho$ is so many times $L_f / \|\nabla h_k\|^2$, which makes the penalty as stiff as f.
+    $\rho$ is `weight` times $L_f / \|\nabla h_k\|^2$; at weight 1 the penalty is as stiff as f.
     """
 
     def rule(model: Any, mix: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ RULES = {
 
 
 def measure(rule: Callable, entries: dict[str, Any]) -> dict[str, Any]:
-    """By half: the runs solved, in per cent, and the median of their oracle calls."""
+    """For each half, the per cent of runs solved and the median of their oracle calls."""
     search.complementary = rule
     jax.clear_caches()
     marks = np.unique(np.geomspace(1, STEPS, 20).astype(int))
@@ -89,7 +89,7 @@ def measure(rule: Callable, entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every rule and keep the record."""
+    """Measure every rule and write the record."""
     jax.config.update("jax_enable_x64", True)
     entries = board._entries(list(problems.names()))
     alike = {n: e for n, e in entries.items() if e[1] is not e[0].problem}

@@ -1,9 +1,8 @@
 """20 Newsgroups: the full study, best on a GPU, and the time to the rivals' accuracy.
 
-Run as `python -m benchmarks.newsgroups [--data FOLDER] [--out FOLDER]`, the data being found as
-`pdbo reproduce newsgroups` finds it, with `--rows NAME ...` to run some rows of the kept record
-anew, or for the time as `python -m benchmarks.newsgroups arrival`; then
-`python -m benchmarks.readme`.
+Run as `python -m benchmarks.newsgroups [--data FOLDER] [--out FOLDER]`; it finds the data as
+`pdbo reproduce newsgroups` does. `--rows NAME ...` runs some rows of the stored record again, and
+`python -m benchmarks.newsgroups arrival` measures the time. Then run `python -m benchmarks.readme`.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from .record import FOLDER, write
 
 
 def track(names: Iterable[str]) -> Iterator[str]:
-    """Say which row is being measured."""
+    """Print which row is being measured."""
     start = time.perf_counter()
     for name in names:
         print(f"{time.perf_counter() - start:5.0f} s  {name}", flush=True)
@@ -33,11 +32,11 @@ def track(names: Iterable[str]) -> Iterator[str]:
 
 
 RACE = ("PDBO", "PDBO with N = 1", "AID-FP", "ITD-R")
-EVERY = 5
+EVERY = 5  # steps per timed call
 
 
 def _advance(solver: Any, steps: int) -> Any:
-    """A compiled function that takes so many steps."""
+    """A compiled function that takes `steps` steps."""
 
     @eqx.filter_jit
     def advance(problem: Any, state: Any) -> Any:
@@ -47,10 +46,10 @@ def _advance(solver: Any, steps: int) -> Any:
 
 
 def iterations() -> dict[str, list[int]]:
-    """How many bring each split of the full study to the rivals' accuracy, by its record.
+    """How many bring each split of the full study to the rivals' accuracy, from its record.
 
-    The record has a row every so many iterations: for PDBO the row that has passed counts, for the
-    others the one before.
+    The record has a checkpoint every few iterations: PDBO counts with the first checkpoint that
+    reached the target, rivals are credited with the one before.
     """
     record = records.read(FOLDER / "newsgroups")
     found = {}
@@ -64,7 +63,7 @@ def iterations() -> dict[str, list[int]]:
 
 
 def seconds(study: Any, rounds: int = 7) -> dict[str, float]:
-    """Of one iteration: the median over rounds in which every method has its turn."""
+    """Seconds per iteration: the median over rounds in which each method runs once."""
     ready = {}
     for name in RACE:
         solver, problem = newsgroups._solvers()[name], study.problems(name, "")[0]
@@ -81,22 +80,22 @@ def seconds(study: Any, rounds: int = 7) -> dict[str, float]:
 
 
 def arrival(data: pathlib.Path | None) -> None:
-    """Keep how many iterations the full study took, and how long they take here."""
+    """Write how many iterations the full study took, and how long they take here."""
     counts = iterations()
     settings = {"accuracy": newsgroups.RIVALS, "splits": len(counts["PDBO"])}
     each = seconds(newsgroups.Study(_corpus.load(data), 0, 1))
     found = {n: {"iterations": counts[n], "seconds_each": each[n]} for n in RACE}
     print(found)
-    print("kept in", write(f"arrival-{jax.default_backend()}", settings, found))
+    print("written to", write(f"arrival-{jax.default_backend()}", settings, found))
 
 
-def renewed(rows: tuple[str, ...], data: pathlib.Path | None) -> Record:
-    """The kept record with some of its rows run anew, by the same versions on the same device."""
+def with_rows_again(rows: tuple[str, ...], data: pathlib.Path | None) -> Record:
+    """The stored record with some rows run again, with the same versions on the same device."""
     kept = records.read(FOLDER / "newsgroups")
     with jax.enable_x64(True):
         here = records.provenance()
         if here != kept.provenance:
-            raise SystemExit(f"The record was kept by {kept.provenance}, this is {here}.")
+            raise SystemExit(f"The record was made with {kept.provenance}, this is {here}.")
         found = newsgroups.run(0, False, track, data, rows)
     times, steps = kept.times, "iterations"
     now = {n: v for n, v in found.settings[steps].items() if n in rows}
@@ -116,7 +115,7 @@ def renewed(rows: tuple[str, ...], data: pathlib.Path | None) -> Record:
 
 
 def main() -> None:
-    """Run every row on every split, or some, keep the record, print claims and table."""
+    """Run all rows, or some, on every split; write the record, print claims and table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", nargs="?", choices=("study", "arrival"), default="study")
     parser.add_argument("--data", type=pathlib.Path)
@@ -126,12 +125,12 @@ def main() -> None:
     if options.part == "arrival":
         return arrival(options.data)
     if options.rows:
-        record = renewed(tuple(options.rows), options.data)
+        record = with_rows_again(tuple(options.rows), options.data)
     else:
         record = runner.run(newsgroups, "newsgroups", 0, False, track, data=options.data)
     records.write(options.out, record)
     for claim in record.claims:
-        sign = "held" if claim.held else "NOT HELD"
+        sign = "holds" if claim.held else "DOES NOT HOLD"
         print(f"{sign}: {claim.sentence} {claim.value:.4g} {claim.relation} {claim.bound:.4g}")
     for table in newsgroups.tables(record):
         for row in (table.header, *table.rows):

@@ -9,25 +9,25 @@ OURS = "pdbo"
 HEAD = """\
 # Benchmarks
 
-`python -m benchmarks` measured everything on this page and wrote it. Each library runs in a
-virtual environment of its own, in a process of its own, on the same data from the same start,
-pinned to the same number of cores. Several settings are tried per library and the best counts; the
-suite looks at the iterates from outside, in double precision, and stops the clock at the first look
-at which the target is reached, if it still is at the next. Then that many iterations are timed anew
-in a fresh process: once cold, and repeatedly warm, of which the median is reported.
+`python -m benchmarks` measured everything on this page and wrote it. Each library runs in its own
+virtual environment and process, on the same data from the same start, pinned to the same number of
+cores. Several settings are tried per library and the best counts. The suite checks the iterates
+from outside, in double precision, and stops at the first check at which the target is reached, if
+the next check confirms it. Then it times that many iterations again in a fresh process: once cold,
+then several times warm. The page reports the median of the warm times.
 
-A ratio is the library's figure over pdbo's: above 1, pdbo is ahead.
+A ratio is the library's figure divided by pdbo's: above 1, pdbo is ahead.
 """
 TERMS = """\
-**time** to the target, warm; **first call**: the same in a fresh process, compilation included;
-**total**: with the start of the process and all imports; **memory**: how far the resident memory
-rose above what it was before the first call; **calls**: evaluations of f and g in one iteration
-(of pdbo their gradients, and with p second-order products).
+**time**: to the target, warm. **first call**: the same in a fresh process, including compilation.
+**total**: first call plus the start of the process and all imports. **memory**: the increase of
+resident memory since before the first call. **calls**: evaluations of f and g per iteration (for
+pdbo their gradients, and second-order products, marked p).
 """
 
 
 def write(record: dict[str, Any], folder: pathlib.Path) -> list[str]:
-    """The page and its pictures in a folder; the paths written."""
+    """Write the page and its pictures to a folder; return the paths."""
     pictures = _pictures(record, folder)
     path = folder / "benchmarks.md"
     path.write_text(text(record, [p.name for p in pictures]))
@@ -35,7 +35,7 @@ def write(record: dict[str, Any], folder: pathlib.Path) -> list[str]:
 
 
 def text(record: dict[str, Any], pictures: list[str]) -> str:
-    """The page in Markdown."""
+    """The text of the page in Markdown."""
     workloads = record["results"]["workloads"]
     parts = [HEAD, _machine(record), "## Time to target accuracy\n", _summary(workloads)]
     parts += [f"![{name}]({name})\n" for name in pictures[:1]]
@@ -62,7 +62,7 @@ def _names(workloads: dict[str, Any]) -> list[str]:
 
 
 def ratio(theirs: dict[str, Any], ours: dict[str, Any], key: str) -> float | None:
-    """Theirs over ours; None where either has no figure, or a target was not reached."""
+    """Their figure divided by ours; None if either is missing or did not reach the target."""
     if not theirs or not ours or "error" in theirs or "error" in ours:
         return None
     timed = key in ("seconds", "total_seconds")
@@ -81,18 +81,21 @@ def _summary(workloads: dict[str, Any]) -> str:
             theirs = w["entries"].get(name)
             cells.append("–" if theirs is None else _told(theirs, ours, "seconds"))
         rows.append([w["title"], *cells])
-    note = "\n“never”: not within the time of the search, or not finite. –: no method for it.\n"
+    note = (
+        "\n“never”: not reached within the time limit, or not finite. "
+        "–: the library has no method for it.\n"
+    )
     median = _median(workloads)
     if median is not None:
         note += (
-            f"\nOver the workloads, the median lead over the fastest peer that reaches the target "
+            f"\nThe median lead over the fastest peer that reaches the target, over all workloads, "
             f"is {_times(median)}.\n"
         )
     return _table(rows) + note
 
 
 def _median(workloads: dict[str, Any]) -> float | None:
-    """The median over workloads of the lead over the fastest peer that arrives."""
+    """The median over workloads of the lead over the fastest peer that reaches the target."""
     leads = []
     for w in workloads.values():
         ours = w["entries"].get(OURS, {})
@@ -116,7 +119,7 @@ def _told(entry: dict[str, Any], ours: dict[str, Any], key: str) -> str:
 
 
 def _behind(workloads: dict[str, Any]) -> str:
-    """Every figure of a peer that is better than pdbo's, whatever it is, and what the limit is."""
+    """Every figure of a peer that is better than pdbo's, and what limits pdbo."""
     keys = {
         "seconds": "time to target",
         "total_seconds": "total with start-up and compilation",
@@ -141,9 +144,9 @@ def _behind(workloads: dict[str, Any]) -> str:
                 if "total_seconds" in less:
                     compiling = ours["first_call_seconds"] - ours["seconds"]
                     lines.append(
-                        f"  The limit is compilation: of pdbo's {_seconds(ours['total_seconds'])} "
-                        f"{_seconds(compiling)} are XLA's compiler and "
-                        f"{_seconds(ours['startup_seconds'])} imports."
+                        "  The limit is compilation: pdbo takes "
+                        f"{_seconds(ours['total_seconds'])}, of which {_seconds(compiling)} are "
+                        f"XLA's compiler and {_seconds(ours['startup_seconds'])} imports."
                     )
     for name, found in memory.items():
         lines.append(
@@ -153,9 +156,9 @@ def _behind(workloads: dict[str, Any]) -> str:
     tiny = workloads.get("counter-10", {}).get("entries", {}).get(OURS)
     if memory and tiny:
         lines.append(
-            "  The limit is the compiler again: on the counter-example of n = 10 the arrays hold "
-            f"less than a kilobyte, and pdbo's figure is {tiny['peak_bytes'] / 1e6:.0f} MB, all of "
-            "it XLA and the programs it made. It does not grow with the inner steps; see below."
+            "  The limit is the compiler again: on the counter-example with n = 10 the arrays take "
+            f"less than a kilobyte and pdbo takes {tiny['peak_bytes'] / 1e6:.0f} MB, all of it for "
+            "XLA and the programs it compiled. This does not grow with the inner steps; see below."
         )
     return "\n".join(lines or ["Nowhere."]) + "\n"
 
@@ -240,7 +243,7 @@ def _versions(record: dict[str, Any]) -> str:
 
 
 def _settings(workloads: dict[str, Any]) -> str:
-    rows = [["workload", "library", "the setting that counts"]]
+    rows = [["workload", "library", "best setting"]]
     for w in workloads.values():
         for name, e in w["entries"].items():
             if "settings" in e:
@@ -296,7 +299,7 @@ def _pictures(record: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path
         ax.set_yticks(range(len(rows)), [w["title"].split(",")[0] if len(w["title"]) > 44
                                          else w["title"] for w in rows])  # fmt: skip
         ax.set_ylim(-0.6, len(rows) - 0.4)
-        ax.set_xlabel("time to target over pdbo's; not shown: never reached")
+        ax.set_xlabel("time to target divided by pdbo's; not shown: never reached")
         if ax.get_legend_handles_labels()[0]:
             figure.legend(loc="outside lower center", ncols=4, frameon=False)
         paths.append(_save(figure, folder / "benchmarks-time.png"))
@@ -308,7 +311,7 @@ def _pictures(record: dict[str, Any], folder: pathlib.Path) -> list[pathlib.Path
             g = growth[what]
             cost.loglog(g["sizes"], g["microseconds_per_iteration"], mark + "-", color=color,
                         label=f"{g['against']}, exponent {g['exponent']:.2f}")  # fmt: skip
-        cost.set(xlabel="n, non-zeros", ylabel="µs per iteration", title="cost of an iteration")
+        cost.set(xlabel="n, non-zeros", ylabel="µs per iteration", title="cost per iteration")
         cost.legend(frameon=False)
         m = growth["memory"]
         for index, (name, values) in enumerate(m["bytes"].items()):

@@ -1,4 +1,4 @@
-"""The picture and the tables of README and docs, written from the records of runs."""
+"""Write the pictures and tables of README and docs from the records of runs."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def records(name: str) -> list[dict]:
 
 
 def table(found: list[dict], rows: list[tuple[str, list[str]]]) -> str:
-    """A row for each figure, a column for each device."""
+    """A table with one row per figure and one column per device."""
     kinds = [f"{r['device']}, {r['platform'].split(', ')[1]}, JAX {r['versions']['jax']}"
              for r in found]  # fmt: skip
     lines = ["| | " + " | ".join(kinds) + " |", "|---|---|---|"]
@@ -41,7 +41,7 @@ def speeds() -> str:
         ("one PDBO iteration on the toy", "toy", "microseconds_per_iteration", "{:.3g} µs"),
         ("the same, per start, many starts under `vmap`", "starts",
          "microseconds_per_iteration_and_start", "{:.3g} µs"),
-        ("first call with `PDBO()`: compilation and all", "compilation", "seconds", "{:.1f} s"),
+        ("first call with `PDBO()`, including compilation", "compilation", "seconds", "{:.1f} s"),
         ("share of the copy bandwidth on {variables} variables", "memory_speed",
          "share_of_copy_bandwidth", "{:.0%}"),
         ("cost of a live progress line", "progress", "overhead", "{:.1%}"),
@@ -55,14 +55,14 @@ def speeds() -> str:
 
 
 def sparse() -> str:
-    """The speeds on sparse data, from the records of `python -m benchmarks.sparse`."""
+    """The table of speeds on sparse data, from the records of `python -m benchmarks.sparse`."""
     found = records("sparse")
     figures = [
-        ("value and gradient, against SciPy by hand on the CPU", "gradient", "times_scipy",
+        ("value and gradient, relative to handwritten SciPy on the CPU", "gradient", "times_scipy",
          "{:.2f} times"),
         ("one PDBO iteration, N = 5", "iterations", "PDBO_milliseconds", "{:.3g} ms"),
         ("one ITD iteration, N = 5", "iterations", "ITD_milliseconds", "{:.3g} ms"),
-        ("bytes PDBO's iteration cannot do without", "iterations", "bytes", "{:,}"),
+        ("least bytes per PDBO iteration", "iterations", "bytes", "{:,}"),
         ("the same per second", "iterations", "bandwidth_GB_per_s", "{:,.0f} GB"),
         ("bandwidth of a copy", "iterations", "copy_bandwidth_GB_per_s", "{:,.0f} GB/s"),
         ("share of it", "iterations", "share_of_copy_bandwidth", "{:.0%}"),
@@ -94,7 +94,7 @@ def estimator() -> str:
         for kind in ("one penalty", "per feature"):
             row = found[kind]
             ahead, error = (100 * row[k] for k in ("ahead", "standard_error_of_ahead"))
-            ahead = round(ahead, 2) + 0.0  # no zero has a sign
+            ahead = round(ahead, 2) + 0.0  # no sign on a zero
             cells.append(f"{100 * row['accuracy']:.2f} ({ahead:+.2f} ± {error:.2f})")
         rows.append((name, *cells))
     fits = large["results"]["fits"]
@@ -103,9 +103,9 @@ def estimator() -> str:
     rows.append((f"20 Newsgroups, {known:,} documents, {words:,} words", "", "", cell))
     header = ("test accuracy in per cent", "LogisticRegressionCV", 'per="scalar"', 'per="feature"')
     return (
-        f"Mean over {small['settings']['splits']} splits of the same data, in brackets how far "
-        "ahead of LogisticRegressionCV and the standard error of that; 20 Newsgroups: the usual "
-        f"test part, mean over {len(fits)} shuffles. Default settings everywhere.\n\n"
+        f"Mean over {small['settings']['splits']} splits of the same data. In brackets: the lead "
+        "over LogisticRegressionCV ± its standard error. 20 Newsgroups: the usual test part, mean "
+        f"over {len(fits)} shuffles. All settings are defaults.\n\n"
         + _markdown(Table("", header, rows))
     )
 
@@ -138,7 +138,7 @@ def arrival() -> str:
         for name, row in found.items()
     ]
     accuracy, splits = (record["settings"][k] for k in ("accuracy", "splits"))
-    header = (f"to {accuracy} %", "iterations", "each", "time", "of AID-FP's")
+    header = (f"to {accuracy} %", "iterations", "each", "time", "relative to AID-FP")
     about = f"{record['platform'].split(', ')[1]}, JAX {record['versions']['jax']}"
     first, rival = (np.asarray(found[n]["iterations"]) for n in ("PDBO with N = 1", "AID-FP"))
     each = found["PDBO with N = 1"]["seconds_each"] / found["AID-FP"]["seconds_each"]
@@ -147,14 +147,14 @@ def arrival() -> str:
     by_split = ", ".join(f"{ratio:.2f}" for ratio in np.sort(each * first / rival))
     return (
         f"On a CPU ({about}), means over {splits} splits:\n\n{_markdown(Table('', header, rows))}"
-        f"\n\nSplit by split, PDBO with N = 1 takes {by_split} of AID-FP's time. In the full "
+        f"\n\nOn individual splits, PDBO with N = 1 takes {by_split} of AID-FP's time. In the full "
         f"study, on an {study.provenance['device']}, the mean accuracy of PDBO passes the paper's "
-        f"{newsgroups.PAPER} % after {seconds:.2f} s, without compilation."
+        f"{newsgroups.PAPER} % after {seconds:.2f} s, not counting compilation."
     )
 
 
 def scoreboard() -> str:
-    """The solvers by kind of problem, from a record of `pdbo reproduce problems`."""
+    """Results of the solvers by kind of problem, from a record of `pdbo reproduce problems`."""
     from pdbo.experiments import problems
 
     if (record := _kept("problems")) is None:
@@ -164,7 +164,7 @@ def scoreboard() -> str:
 
 
 def solvers() -> str:
-    """What the solvers say of themselves in their class variables."""
+    """The table of solvers, from their class variables."""
     rows = []
     for name, kind in SOLVERS.items():
         refusal = kind().batch_refusal
@@ -176,7 +176,7 @@ def solvers() -> str:
 
 
 def entries() -> str:
-    """The solvers' entries in the reference."""
+    """The reference entries of the solvers."""
     lines = []
     for name, kind in SOLVERS.items():
         home = "pdbo" if name in pdbo.__all__ else "pdbo.solvers"
@@ -186,7 +186,7 @@ def entries() -> str:
 
 
 def profiles() -> str:
-    """The picture that goes with the scoreboard."""
+    """The picture next to the scoreboard."""
     return _figures("problems")
 
 
@@ -206,7 +206,7 @@ def claims() -> str:
             ("the same" if known else said, c.measure, _compared(c), "yes" if c.held else "**no**")
             for c, said, known in zip(found, sentences, again, strict=True)
         ]
-        parts.append(_markdown(Table("", ("claim", "measured", "value", "held"), rows)))
+        parts.append(_markdown(Table("", ("claim", "measured", "value", "holds"), rows)))
     return "\n\n".join(parts)
 
 
@@ -223,7 +223,7 @@ def _compared(claim: Claim) -> str:
 
 
 def _kept(name: str) -> Any:
-    """The record of an experiment in benchmarks/records, if there is one."""
+    """The record of an experiment in benchmarks/records, or None."""
     return read(FOLDER / name) if (FOLDER / name).is_dir() else None
 
 
@@ -234,7 +234,7 @@ def _markdown(table: Table) -> str:
 
 
 def _figures(name: str) -> str:
-    """The figures of a record as they stand in docs/figures, each with its caption."""
+    """The figures of a record, from docs/figures, each with its caption."""
     from pdbo.experiments import load
 
     if (record := _kept(name)) is None:
@@ -244,7 +244,7 @@ def _figures(name: str) -> str:
 
 
 def draw() -> None:
-    """Every figure that a page shows, as a picture of few colours in docs/figures."""
+    """Draw every figure that a page shows, with few colours, into docs/figures."""
     from PIL import Image
 
     from pdbo.app.report._draw import draw
@@ -267,7 +267,7 @@ TABLES = (
 
 
 def fill(text: str) -> str:
-    """A page with its tables made anew."""
+    """A page with its tables written again."""
     for make in TABLES:
         name = make.__name__
         marks = f"<!-- {name}: python -m benchmarks.readme -->", f"<!-- end of {name} -->"
@@ -279,13 +279,13 @@ def fill(text: str) -> str:
 
 
 def pages() -> list[pathlib.Path]:
-    """The pages with tables."""
+    """The pages that have tables."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if "python -m benchmarks.readme -->" in page.read_text()]
 
 
 def main() -> None:
-    """The tables, and the pictures unless asked for the tables alone."""
+    """Write the tables and, unless called with `tables`, the pictures."""
     if sys.argv[1:] != ["tables"]:
         pictures()
     for page in pages():
@@ -293,10 +293,10 @@ def main() -> None:
 
 
 def pictures() -> None:
-    """The figures of the records, and the toy's from a run of the example."""
+    """Draw the figures of the records, and the toy's from a run of the example."""
     toy = runpy.run_path(str(ROOT / "examples" / "toy.py"))
     settings = {"start": [2.0, [0.5, 0.5]], "steps": 100, "solvers": list(toy["solvers"])}
-    print("kept in", write("toy", settings, toy["main"](str(ROOT / "docs" / "toy.png"))))
+    print("written to", write("toy", settings, toy["main"](str(ROOT / "docs" / "toy.png"))))
     draw()
 
 

@@ -1,4 +1,4 @@
-"""What every measurement leaves behind: settings, versions, device and results as JSON."""
+"""Records of measurements: settings, versions, device and results as JSON."""
 
 import importlib.metadata
 import json
@@ -32,7 +32,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The name of the processor, where the system tells it."""
+    """The name of the processor if the system gives it."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -42,7 +42,7 @@ def _processor() -> str:
 
 
 def write(name: str, settings: dict[str, Any], results: Any) -> pathlib.Path:
-    """Keep a record as benchmarks/records/NAME.json."""
+    """Write a record to benchmarks/records/NAME.json."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
     record = {"name": name, "settings": settings, "results": results, **provenance()}
@@ -51,7 +51,7 @@ def write(name: str, settings: dict[str, Any], results: Any) -> pathlib.Path:
 
 
 def median_seconds(call: Callable[[], Any], repeats: int = 7) -> float:
-    """The median time of a call, its result waited for."""
+    """The median seconds of a call, including the wait for its result."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -61,6 +61,6 @@ def median_seconds(call: Callable[[], Any], repeats: int = 7) -> float:
 
 
 def seconds_per_turn(call: Callable[[int], Any], turns: int = 20) -> float:
-    """Seconds per turn of a compiled loop, what it costs to start it taken off."""
+    """Seconds per turn of a compiled loop, without the cost of starting it."""
     long, short = (median_seconds(lambda k=k: call(k), 3) for k in (turns + 2, 2))
     return (long - short) / turns

@@ -1,8 +1,8 @@
 """Reliability: kills, damaged checkpoints, values that are not finite, full disks, wild commands.
 
-Run as `python -m benchmarks.reliability`, or with the names of some parts. Every part does harm at
-random, from a seed, and counts what came of it; a part that finds a fault ends with an error. The
-record is kept in benchmarks/records/reliability.json.
+Run as `python -m benchmarks.reliability`, or with the names of some parts. Every part does random
+damage, from a seed, and counts the outcomes; a part that finds a fault ends with an error. The
+record is written to benchmarks/records/reliability.json.
 """
 
 import collections
@@ -42,16 +42,16 @@ RESULTS = pdbo.RESULTS
 
 
 class Fault(AssertionError):
-    """Something happened that must not."""
+    """Something happened that must not happen."""
 
 
 def toy() -> pdbo.Problem:
-    """The paper's toy."""
+    """The paper's toy problem."""
     return pdbo.problems.get("toy").problem
 
 
 START = (2.0, (0.5, 0.5))
-KEPT = {  # runs with an average, with draws from a key, and with all that AutoPDBO keeps
+KEPT = {  # runs with an average, with random draws, and with AutoPDBO's large state
     "PDBO": lambda: pdbo.PDBO(average=True),
     "ProximalPDBO": lambda: pdbo.ProximalPDBO(round_steps=7, choose="random"),
     "AutoPDBO": pdbo.AutoPDBO,
@@ -59,7 +59,7 @@ KEPT = {  # runs with an average, with draws from a key, and with all that AutoP
 
 
 def run(kind: str, folder: Any = None, steps: int = 400) -> pdbo.results.Solution:
-    """A run of a hundred records or so, a checkpoint at each."""
+    """A run of about a hundred records, with a checkpoint at each."""
     x0, y0 = START
     return pdbo.solve(
         toy_, x0, jnp.array(y0), KEPT[kind](), steps=steps, every=4, tol=0, key=jax.random.key(7),
@@ -71,7 +71,7 @@ toy_ = toy()
 
 
 def contents(solution: pdbo.results.Solution) -> dict[str, bytes]:
-    """All there is of a solution, as bytes by name."""
+    """All parts of a solution, as bytes by name."""
     header, arrays = pack(solution)
     point = {"x": solution.x, "y": solution.y, "multiplier": solution.multiplier}
     stored = {n: store(n, leaf) for n, leaf in named(point)}
@@ -83,7 +83,7 @@ def contents(solution: pdbo.results.Solution) -> dict[str, bytes]:
 
 
 def _killed(kind: str, folder: str, calls: int, cache: str) -> None:
-    """A run in a process of its own that ends at a certain call inside a save, if any."""
+    """A run, in its own process, that is killed at a given call inside a save, if any."""
     _use_cache(cache)
     if calls:
         _kill_at(calls)
@@ -91,19 +91,19 @@ def _killed(kind: str, folder: str, calls: int, cache: str) -> None:
 
 
 def _use_cache(cache: str) -> None:
-    """Compiled programs from a folder; nothing is added, since who adds may be killed."""
+    """Read compiled programs from a folder; add none, because this process may be killed."""
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _watched() -> list[tuple[Any, str]]:
-    """What a save does to the disk, step by step."""
+    """The calls by which a save changes the disk, in order."""
     return [(Hashed, "write"), (os, "fsync"), (os, "replace"), (os, "unlink")]
 
 
 def _kill_at(calls: int) -> None:
-    """End this process by SIGKILL, halfway into or just after the n-th of these calls."""
+    """End this process by SIGKILL halfway into, or just before, the n-th of these calls."""
     done = 0
 
     def deadly(call: Callable) -> Callable:
@@ -145,11 +145,10 @@ def _count_calls(kind: str, folder: str) -> int:
 
 
 def kills(count: int = 200, seed: int = 0) -> dict[str, Any]:
-    """Runs ended by SIGKILL, half at random times, half inside a save; then resumed and compared.
+    """Kill runs by SIGKILL, half at random times, half inside a save; then resume and compare.
 
-    The killed run is a process of its own, forked from one that has imported JAX and not used it;
-    it is resumed here. What it would have been without the kill is computed here, too, and must be
-    the same to the byte.
+    The killed run is a separate process, forked from one that has imported JAX and not used it.
+    It is resumed here and must equal, to the byte, a run without a kill, also computed here.
     """
     draw = random.Random(seed)
     context = multiprocessing.get_context("forkserver")
@@ -163,7 +162,7 @@ def kills(count: int = 200, seed: int = 0) -> dict[str, Any]:
         expected = {kind: contents(run(kind)) for kind in KEPT}
         calls = {kind: _count_calls(kind, f"{place}/{kind}") for kind in KEPT}
         warm = context.Process(target=_killed, args=("PDBO", f"{place}/warm", 0, cache))
-        warm.start()  # starts the server, too
+        warm.start()  # also starts the server
         warm.join()
         seconds = {}
         for kind in KEPT:
@@ -173,8 +172,8 @@ def kills(count: int = 200, seed: int = 0) -> dict[str, Any]:
             process.join()
             seconds[kind] = time.monotonic() - began
             if process.exitcode != 0:
-                raise Fault(f"a run that nobody killed ended with {process.exitcode}")
-        for number in itertools.count():  # a run may end before its kill: then one more
+                raise Fault(f"a run that was not killed ended with {process.exitcode}")
+        for number in itertools.count():  # if a run ends before its kill, do one more
             if tally["killed"] == count:
                 break
             kind = list(KEPT)[number % len(KEPT)]
@@ -208,9 +207,9 @@ def kills(count: int = 200, seed: int = 0) -> dict[str, Any]:
 
 
 def damage(count: int = 1000, seed: int = 0, resumed: int = 7) -> dict[str, Any]:
-    """Checkpoint folders harmed in every way files are; none may be read as if nothing were.
+    """Damage checkpoint folders in all the ways of `WAYS`; no damage may go unnoticed.
 
-    Each is loaded, and every so many of them resumed to the end and compared, too.
+    Each folder is loaded; one in `resumed` is also resumed to the end and compared.
     """
     draw = random.Random(seed)
     tally: collections.Counter = collections.Counter()
@@ -233,7 +232,7 @@ def damage(count: int = 1000, seed: int = 0, resumed: int = 7) -> dict[str, Any]
             if fatal and way not in ("swapped", "foreign", "missing"):
                 _harm(way, work, old, old, other, draw)
             sentence, found = _load(work)
-            if way == "foreign":  # a whole file of another run: only the run knows
+            if way == "foreign":  # an intact file of another run: only resuming can tell
                 sentence, found = _resume(work)
             if found is None:
                 if "Error" in sentence or str(work / new) not in sentence:
@@ -250,7 +249,7 @@ def damage(count: int = 1000, seed: int = 0, resumed: int = 7) -> dict[str, Any]
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", pdbo.errors.CheckpointWarning)
                     if contents(run("ProximalPDBO", work)) != expected:
-                        raise Fault(f"{way}: the run resumed is another")
+                        raise Fault(f"{way}: the resumed run differs")
                 tally["resumed to the same end"] += 1
     return {"damaged": count, **tally}
 
@@ -298,7 +297,7 @@ def _harm(
 
 
 def _load(folder: pathlib.Path) -> tuple[str, pdbo.results.Solution | None]:
-    """What is said and what is found by loading from a folder."""
+    """The messages and the solution from loading a folder."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -319,7 +318,7 @@ def _resume(folder: pathlib.Path) -> tuple[str, pdbo.results.Solution | None]:
 
 
 class Poisoned(pdbo.sets.Set):
-    """The whole space, with a projection that fails from some reading of the clock on."""
+    """The whole space, with a projection that fails between two readings of the clock."""
 
     limit: Any
     value: Any
@@ -337,9 +336,9 @@ _NEVER = (np.inf, np.inf)
 
 
 def clocked(place: str = "", limit: tuple[float, float] = _NEVER, value: float = np.nan) -> Any:
-    """A quadratic whose x has a clock that moves on with every iteration, to poison by.
+    """A quadratic whose x has a clock that advances with every iteration.
 
-    Between two readings of the clock the place named is not finite.
+    Between two readings of the clock, `limit`, the given place is not finite.
     """
     data = {name: jnp.asarray(limit if name == place else _NEVER) for name in PLACES}
     data["value"] = jnp.asarray(value)
@@ -352,7 +351,7 @@ def _bad(x: Any, data: Any, place: str) -> Any:
 
 
 def _steep(value: Any, bad: Any) -> Any:
-    """A finite value whose gradient is not, where it is bad."""
+    """The same value, with a gradient that is not finite if `bad`."""
     return value + jnp.sqrt(jnp.where(bad, 0 * value, 1.0)) - 1
 
 
@@ -366,13 +365,13 @@ def _inner(x: Any, y: Any, data: Any) -> Any:
     apart = y - 0.5 * x["w"]
     value = 0.5 * jnp.sum(apart**2)
     value = _steep(value, _bad(x, data, "gradient of g"))
-    # near the inner solution, where an inner solve ends
+    # near the inner solution, which an inner solve reaches
     close = _bad(x, data, "inner solve") & (jnp.sum(apart**2) < 0.05)
     value = _steep(value, close)
     return value + jnp.where(_bad(x, data, "g"), data["value"], 0.0)
 
 
-_LAST = 60  # steps a run takes, one record at its end
+_LAST = 60  # steps per run, with one record at the end
 
 
 def nonfinite(
@@ -380,13 +379,13 @@ def nonfinite(
 ) -> dict[str, Any]:
     """NaN and Inf from iteration k on, or at iteration k alone, in every place, for every solver.
 
-    The tolerance would accept any finite point and there is one record, at step 60: a run that
-    notices nothing is a success. It has to end as `nonfinite`, one iteration before the harm (an
-    inner solve is harmed one iteration later), with all it returns finite. AutoPDBO refuses steps
-    to where values are not finite; its runs have to end at a finite point.
+    The tolerance would accept any finite point and there is one record, at step 60, so a run that
+    notices nothing ends in success. It has to end as `nonfinite`, one iteration before the damage
+    (an inner solve is damaged one iteration later), and return only finite values. AutoPDBO
+    refuses steps to points where values are not finite; its runs have to end at a finite point.
 
-    A value of f or g at one iteration alone may be one that the method never asks for: there a
-    record is made of every iteration.
+    A method may never evaluate f or g at one particular iteration; in that case every iteration
+    is recorded.
     """
     with jax.enable_x64(True):
         tally: collections.Counter = collections.Counter()
@@ -420,7 +419,7 @@ def _poison(
     tally: Any,
 ) -> None:
     for k in iterations:
-        if not clock[k] > np.max(clock[:k]):  # x does not move at every method's iteration
+        if not clock[k] > np.max(clock[:k]):  # not every method moves x at every iteration
             tally["no such iteration"] += 1
             continue
         low = 0.5 * (np.max(clock[:k]) + clock[k])
@@ -439,25 +438,25 @@ def _poison(
             raise Fault(f"{what}: the point returned is not finite")
         late = place == "inner solve"
         if name == "AutoPDBO":
-            # at a point whose inner solution is harmed its certificate is, too, and says so
+            # if the inner solution at a point is damaged, so is its certificate, which says so
             fails = found.result is RESULTS.nonfinite and not late
             if fails or (lasting and at > low and not late):
                 raise Fault(f"{what}: {found.message}")
             tally["refused by AutoPDBO"] += 1
             continue
-        ahead = name == "ProximalPDBO"  # the clock is that of an average, behind the iterates
+        ahead = name == "ProximalPDBO"  # its clock is an average, which lags behind the iterates
         if found.result is not RESULTS.nonfinite:
             if lasting or not (late or ahead):
                 raise Fault(f"{what}: {found.result.name}")
-            # an inner solve that was not near enough, or iterates that were past the harm
+            # an inner solve that was not close enough, or iterates past the damage
             tally["elsewhere at that time"] += 1
             continue
-        # the certificate's own inner solve may be harmed, too, and says so
+        # the certificate's own inner solve may be damaged, too, and it says so
         if found.ok or not (late or np.isfinite(found.certificate.eps)):
             raise Fault(f"{what}: no finite certificate")
         early = ahead and found.steps < k - 1 and at < low
         if found.steps != k - 1 and not early and not (late and found.steps >= k - 1):
-            raise Fault(f"{what}: said to be iteration {found.steps + 1}")
+            raise Fault(f"{what}: reported at iteration {found.steps + 1}")
         if f"Failed at iteration {found.steps + 1}:" not in found.message:
             raise Fault(f"{what}: {found.message}")
         tally[f"nonfinite: {place}"] += 1
@@ -467,7 +466,7 @@ def _poison(
 
 
 def codes() -> dict[str, Any]:
-    """Unbounded problems, empty sets, runaway multipliers, used up budgets: the code of each."""
+    """Result codes of unbounded problems, empty sets, runaway multipliers and used-up budgets."""
     square = lambda x, y: 0.5 * (y - x) ** 2
     line = pdbo.Problem(lambda x, y: x + 0 * y, square)
     flat = pdbo.Problem(lambda x, y: 0.5 * (y - 1) ** 2 + 0 * x, lambda x, y: 0.5 * y**2 + 0 * x)
@@ -507,10 +506,10 @@ def codes() -> dict[str, Any]:
             make()
         except pdbo.ProblemError:
             continue
-        raise Fault("an empty set was made")
+        raise Fault("an empty set was accepted")
 
     def boxed(low: Any) -> Any:
-        """Bounds that only the compiled program knows."""
+        """A run with bounds known only inside the compiled program."""
         problem = pdbo.Problem(lambda x, y: x**2 + y**2, square, x_set=pdbo.Box(low, 1.0))
         return pdbo.solve(problem, jnp.ones(()), jnp.ones(()), pdbo.PDBO(), steps=5).code
 
@@ -525,7 +524,7 @@ def codes() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _small_disk() -> Iterator[pathlib.Path | None]:
-    """A file system of 128 KB, where one can be mounted."""
+    """A file system of 128 KB, or None if none can be mounted."""
     with tempfile.TemporaryDirectory() as place:
         command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", place]
         mounted = shutil.which("mount") and subprocess.run(command, capture_output=True)
@@ -539,7 +538,7 @@ def _small_disk() -> Iterator[pathlib.Path | None]:
 
 
 def _fill_up(folder: pathlib.Path) -> tuple[list[str], int]:
-    """A run in a folder that has room for the beginning of it; what was said, and its last good."""
+    """A run in a folder that gets full; return the warnings and the last good step."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         whole = run("PDBO", folder, steps=4000)
@@ -564,7 +563,7 @@ except pdbo.errors.CheckpointError as error:
 
 
 def disk() -> dict[str, Any]:
-    """A full disk, a limit on the size of files and a folder that is read-only."""
+    """A full disk, a limit on file sizes and a read-only folder."""
     results: dict[str, Any] = {}
     with _small_disk() as small:
         if small is None:
@@ -611,7 +610,7 @@ def disk() -> dict[str, Any]:
 
 
 def commands(count: int = 10_000) -> dict[str, Any]:
-    """Wild command lines and problem files, by `benchmarks.fuzz`."""
+    """Invalid command lines and problem files, from `benchmarks.fuzz`."""
     with tempfile.TemporaryDirectory() as place:
         found = fuzz.run(count, 0, pathlib.Path(place))
     if found["wrong"]:
@@ -623,7 +622,7 @@ PARTS = {p.__name__: p for p in (kills, damage, nonfinite, codes, disk, commands
 
 
 def main() -> None:
-    """Run the parts named, all without a name, and keep the record."""
+    """Run the parts named, or all, and write the record."""
     names = sys.argv[1:] or list(PARTS)
     path = FOLDER / "reliability.json"
     results = json.loads(path.read_text())["results"] if path.exists() else {}
@@ -631,7 +630,7 @@ def main() -> None:
         began = time.perf_counter()
         results[name] = PARTS[name]() | {"seconds": round(time.perf_counter() - began)}
         print(name, json.dumps(results[name], indent=1), flush=True)
-        print("kept in", write("reliability", {"seed": 0}, results))
+        print("written to", write("reliability", {"seed": 0}, results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the cost of an iteration grows: with the dimension, with the non-zeros, and memory with N."""
+"""How the cost per iteration grows with dimension and non-zeros, and memory with N."""
 
 import pathlib
 import statistics
@@ -44,7 +44,7 @@ def non_zeros(threads: int, sizes: tuple[int, ...] = SIZES[1:]) -> dict[str, Any
 
 
 def sparse_data(count: int) -> Arrays:
-    """Random sparse data with so many non-zeros, ten a row: more rows, the same features."""
+    """Random sparse data with `count` non-zeros, ten per row: more rows, the same features."""
     rng = np.random.default_rng(0)
     rows = count // PER_ROW
     block = FEATURES // PER_ROW  # a row has one entry in each block of columns
@@ -107,7 +107,7 @@ def memory(
 
 
 def _peak(entry: str, file: str, n: int, count: int, threads: int) -> int:
-    """In a process of its own, since freed memory is not always given back."""
+    """Peak bytes, in a fresh process because freed memory is not always returned to the system."""
     base = {"inner_step": 0.1, "inner_steps": count, "outer": "sgd", "outer_step": 0.1}
     settings = base | UNROLLED[entry]
     if entry == "pdbo":

@@ -1,8 +1,8 @@
 """AutoPDBO's defaults on sparse multinomial logistic regression, scaled at random.
 
-Run as `python -m benchmarks.scalings`: 100,000 features, 20 classes, one l2 hyperparameter a weight
-and 20 random scalings of data and regulariser over six orders of magnitude, in single precision.
-Writes to benchmarks/records/scalings.json what f, g and the accuracy came to and how the run ended.
+Run as `python -m benchmarks.scalings`: 100,000 features, 20 classes, one l2 hyperparameter per
+weight and 20 random scalings of data and regulariser over six orders of magnitude, in single
+precision. Writes f, g, the accuracy and the result of each run to benchmarks/records/scalings.json.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from .record import write
 def problem(
     rows: int, features: int, classes: int, scale: float, regulariser: float, seed: int = 0
 ) -> tuple[pdbo.Problem, Any, Any]:
-    """Random documents with 50 words each, half to train on and half to validate on; a start."""
+    """Random documents of 50 words, half for training and half for validation, and a start."""
     rng = np.random.default_rng(seed)
     data: dict[str, Any] = {"regulariser": np.float32(regulariser)}
     words = rng.standard_normal((features, classes)) * (rng.random((features, 1)) < 0.01)
@@ -55,7 +55,7 @@ def scalings(count: int, seed: int = 0) -> list[tuple[float, float]]:
 
 
 def main(rows: int = 2000, steps: int = 200) -> None:
-    """Every scaling in turn."""
+    """Run every scaling and write the record."""
     results = []
     for scale, regulariser in scalings(20):
         p, x, w = problem(rows, 100_000, 20, scale, regulariser)

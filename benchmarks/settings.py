@@ -1,7 +1,7 @@
-"""The settings every library tries on a workload; the best of its list is the one that counts.
+"""The settings tried for every library on a workload; the best of each list counts.
 
-Inner and outer steps are of the same sizes for all. A list is longer where a library has more
-methods that fit: implicit and unrolled gradients, plain and Adam outer steps.
+Inner and outer step sizes are the same for all. A list is longer if a library has more methods that
+fit: implicit and unrolled gradients, plain and Adam outer steps.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ ENTRIES = {  # what is listed -> the file in benchmarks/peers that runs it
 
 
 class Steps(NamedTuple):
-    """Sizes and numbers of steps: inner, outer with their kind, and pairs of inner and linear."""
+    """The inner step size, outer steps as (kind, size), and counts of (inner, linear) steps."""
 
     inner: float
     outer: list[tuple[str, float]]
@@ -39,9 +39,9 @@ STEPS = {
 
 
 def settings(entry: str, workload: str) -> list[Settings]:
-    """What to try; nothing where the library has no method for the workload."""
+    """The settings to try; empty if the library has no method for the workload."""
     if entry == UNTUNED:
-        large = workload in ("starts", "toy-500", "newsgroups")  # many at once, or minutes
+        large = workload in ("starts", "toy-500", "newsgroups")  # many starts, or minutes
         return [] if large else [{"solve": {"throw": False}}]
     if workload in STEPS:
         return _hypergradients(entry, workload)
@@ -49,7 +49,7 @@ def settings(entry: str, workload: str) -> list[Settings]:
 
 
 def _many_minima(entry: str, workload: str) -> list[Settings]:
-    """The counter-example and its kin: the steps of the paper's toy experiment."""
+    """The counter-example and its variants: the steps of the paper's toy experiment."""
     base = {"inner_step": 0.5, "inner_steps": 5, "outer": "sgd", "outer_step": 0.2}
     aggregated = {"mapping": ["NGD", "GDA"], "approximation": ["RAD"], "alpha": 0.5}
     n = int(workload.split("-")[1]) if workload.startswith("counter-") else 1
@@ -119,5 +119,5 @@ def _hypergradients(entry: str, workload: str) -> list[Settings]:
             for how in ("RAD", "CG")
         ],
     }[entry]
-    # a minute each on 20 Newsgroups: the cheaper of two ways to the same hypergradient
+    # a setting takes a minute on 20 Newsgroups: only the cheaper way to the same hypergradient
     return found[:1] if workload == "newsgroups" and entry in ("jaxopt", "boat") else found

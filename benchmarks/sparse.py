@@ -1,8 +1,8 @@
-"""Sparse products: against SciPy by hand, per product, and a whole iteration with its roofline.
+"""Sparse products: against handwritten SciPy, per product, and per iteration with its roofline.
 
-Run as `python -m benchmarks.sparse`; on an accelerator the same command measures that. The matrix
-is random, of the size of half of 20 Newsgroups' training documents and as uneven: word frequencies
-fall like 1 / rank. Every figure is written to benchmarks/records/sparse-DEVICE.json.
+Run as `python -m benchmarks.sparse`; on a machine with an accelerator it measures the accelerator.
+The matrix is random, of the size of half of the training documents of 20 Newsgroups, and its word
+frequencies fall like 1 / rank. Every figure is written to benchmarks/records/sparse-DEVICE.json.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from .record import median_seconds, seconds_per_turn, write
 
 DOCUMENTS, WORDS, CLASSES, LENGTH = 5657, 130_107, 20, 220
 INNER_STEPS = 5
-SHRINK = 2.8e-4  # about one over the square of the norm of X: products of products stay in range
+SHRINK = 2.8e-4  # about 1 / ||X||^2: keeps repeated products in range
 
 
 def documents(seed: int) -> tuple[Any, np.ndarray]:
-    """A matrix of word frequencies with rows of length one, and random labels."""
+    """A matrix of word frequencies with rows of unit length, and random labels."""
     draw = np.random.default_rng(seed)
     ranks = (WORDS ** draw.random((DOCUMENTS, LENGTH))).astype(np.int32) - 1
     rows = np.repeat(np.arange(DOCUMENTS), LENGTH)
@@ -61,7 +61,7 @@ def gradient(dtype: Any = np.float32, repeats: int = 15) -> dict[str, float]:
     theirs = by_hand()
     error = np.abs(slope["weights"] - theirs[1]).max() / np.abs(theirs[1]).max()
     times = np.asarray(
-        [  # side by side, since the machine may be shared
+        [  # alternate, because the machine may be shared
             (median_seconds(lambda: ours(weights, X, y), 1), median_seconds(by_hand, 1))
             for _ in range(repeats)
         ]
@@ -78,7 +78,7 @@ def gradient(dtype: Any = np.float32, repeats: int = 15) -> dict[str, float]:
 def products(turns: int, pairs: int = 8) -> dict[str, float]:
     """Microseconds of a product with X and one with its transpose, and of sums over segments.
 
-    Every product depends on the one before, and several pairs share what a turn of the loop costs.
+    Every product depends on the one before; several pairs share the cost of a turn of the loop.
     """
     matrix, _ = documents(0)
     X = linear.SparseMatrix.from_scipy(matrix)
@@ -106,10 +106,10 @@ def products(turns: int, pairs: int = 8) -> dict[str, float]:
 
 
 def iterations(turns: int) -> dict[str, Any]:
-    """Milliseconds of an iteration with one hyperparameter per weight, and PDBO's roofline.
+    """Milliseconds per iteration with one hyperparameter per weight, and PDBO's roofline.
 
-    Bytes an iteration of PDBO cannot do without, with a dense array for every w: of the 2 (N + 2)
-    + 1 products N + 3 read one and N + 2 write one, each of the N inner updates reads three and
+    The least bytes per iteration of PDBO, with a dense array for every w: of the 2 (N + 2) + 1
+    products N + 3 read one array and N + 2 write one, each of the N inner updates reads three and
     writes one, and the update of x and w reads x, w, the estimate and two gradients and writes
     two; every product reads its matrix.
     """
@@ -157,7 +157,7 @@ def iterations(turns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure everything, print it and keep the record."""
+    """Measure everything, print it and write the record."""
     backend = jax.default_backend()
     turns = 3 if backend == "cpu" else 200
     settings: dict[Any, dict[str, Any]] = {
@@ -170,7 +170,7 @@ def main() -> None:
         results[part.__name__] = part(**options)
         print(part.__name__, results[part.__name__], flush=True)
     named = {part.__name__: options for part, options in settings.items()}
-    print("kept in", write(f"sparse-{backend}", named, results))
+    print("written to", write(f"sparse-{backend}", named, results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs libraries on workloads: first a search for what reaches the target, then the clock."""
+"""Run libraries on workloads: first search for settings that reach the target, then time them."""
 
 import dataclasses
 import math
@@ -12,14 +12,14 @@ import numpy as np
 from .peers.process import PeerError, Process
 from .workloads import Judge, Workload
 
-ENOUGH = 10**7  # iterations
-PATIENCE = 180.0  # seconds for an answer
-LONG = 10.0  # seconds beyond which a run is not repeated
+ENOUGH = 10**7  # iterations; a search stops there
+PATIENCE = 180.0  # seconds to wait for an answer of a process
+LONG = 10.0  # seconds; a longer run is not repeated
 
 
 @dataclasses.dataclass
 class Found:
-    """What a setting came to: iterations and seconds at the last look, and what was left then."""
+    """The outcome of a setting: iterations, seconds and verdict at the last look."""
 
     settings: dict[str, Any]
     steps: int
@@ -33,12 +33,12 @@ class Found:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Those who reach the target by time, the others by what is left."""
+        """Settings that reach the target rank by time, the others by the distance left."""
         return not self.reached, self.seconds if self.reached else self.left
 
 
 class Bench:
-    """A workload made ready: its data on disk and its judge."""
+    """A workload ready to run: its data on disk and its judge."""
 
     def __init__(self, workload: Workload, threads: int):
         self.workload, self.threads = workload, threads
@@ -61,11 +61,11 @@ class Bench:
         return process
 
     def job(self, settings: dict[str, Any], count: bool = False) -> dict[str, Any]:
-        """What a worker needs to know to start."""
+        """What a worker needs in order to start."""
         return {"family": self.workload.family, "settings": settings, "count": count}
 
     def look(self, process: Process) -> float:
-        """The judge's word on where a run stands; infinite where it is not finite."""
+        """The judge's verdict on the current point; infinite if the point is not finite."""
         file = str(pathlib.Path(self.folder.name) / "point.npz")
         if not process.ask("point", file=file)["finite"]:
             return math.inf
@@ -73,21 +73,21 @@ class Bench:
             return float(self.judge(point["x"], point["y"]))
 
     def search(self, process: Process, settings: dict[str, Any]) -> Found:
-        """Iterate with looks in between until the target is reached or the time is over.
+        """Iterate, looking in between, until the target is reached or the time is up.
 
-        It counts as reached where it still is at the next look: a run that passes by has not
-        solved the problem.
+        The target counts as reached only if it still is at the next look: a run that passes
+        through it has not solved the problem.
         """
         limit = self.workload.budget
         process.ask("start", job=self.job(settings))
-        process.ask("advance", steps=1, within=PATIENCE)  # compiles; the clock below does not see
+        process.ask("advance", steps=1, within=PATIENCE)  # compile; not timed
         process.ask("start", job=self.job(settings))
         fixed = self.workload.fixed
         taken, seconds, first = 0, 0.0, None
         while True:
             more = fixed or max(1, math.ceil(taken * (self.workload.ratio - 1)))
             more = more if taken or fixed else self.workload.first
-            if taken:  # no more than the time allows
+            if taken:  # at most what the time allows
                 more = min(more, max(1, math.ceil((limit - seconds) * taken / seconds)))
             seconds += process.ask("advance", steps=more, within=PATIENCE + 5 * limit)["seconds"]
             taken += more
@@ -104,7 +104,7 @@ class Bench:
                 return Found(settings, taken, seconds, left)
 
     def best(self, peer: str, settings: list[dict[str, Any]]) -> Found:
-        """The best setting; an error only where every one fails."""
+        """The best setting; raise an error only if all fail."""
         found: list[Found] = []
         process, error = None, None
         for one in settings:
@@ -119,11 +119,11 @@ class Bench:
         if process:
             process.close()
         if not found:
-            raise error or PeerError("nothing to try")
+            raise error or PeerError("no settings to try")
         return min(found, key=lambda f: f.rank)
 
     def _timed(self, process: Process, found: Found) -> Found:
-        """A short run that arrived, timed without the looks in between: its rank depends on it."""
+        """Time a short successful run again, without the looks; its rank uses that time."""
         if not found.reached or found.seconds > 1:
             return found
         job = self.job(found.settings)
@@ -131,9 +131,9 @@ class Bench:
         return dataclasses.replace(found, seconds=statistics.median(times))
 
     def measure(self, peer: str, found: Found) -> dict[str, Any]:
-        """The clock on a known number of iterations, in a fresh process, first cold, then warm."""
+        """Time a known number of iterations in a fresh process, first cold, then warm."""
         job, steps = self.job(found.settings), found.steps
-        long = found.seconds > LONG  # then the search's clock is as good, and the run not repeated
+        long = found.seconds > LONG  # use the time of the search and do not repeat the run
         with self.process(peer) as process:
             before = process.ask("reset_peak")["bytes"]
             cold = self._once(process, job, 1 if long else steps)
@@ -161,7 +161,7 @@ class Bench:
         }
 
     def _each(self, process: Process, job: dict[str, Any]) -> float:
-        """Seconds per iteration in a run long enough for the clock."""
+        """Seconds per iteration, in a run long enough to time."""
         process.ask("start", job=job, within=PATIENCE)
         steps, seconds = 1, 0.0
         while True:

@@ -1,7 +1,7 @@
-"""What is solved: data, start, and an independent judge of any point (x, y) in double precision.
+"""The workloads: data, start, and an independent judge of any point (x, y) in double precision.
 
-A judge returns one number, at most 1 where the target accuracy is reached. It never trusts a
-library's own inner solution where an accurate one can be had.
+A judge returns one number, at most 1 if the target accuracy is reached. It computes the inner
+solution itself if it can do so accurately, instead of trusting the library's.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Judge = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A problem, when it counts as solved, and how long a library may try."""
+    """A problem, its target, and how long a library may try."""
 
     name: str
     title: str
@@ -26,27 +26,27 @@ class Workload:
     target: str
     make: Callable[[], Arrays]
     judge: Callable[[Arrays], Judge]
-    budget: float = 8.0  # seconds a setting may take to reach the target
+    budget: float = 8.0  # seconds a setting has to reach the target
     first: int = 1  # iterations before the first look at a run
-    ratio: float = 1.25  # between two looks
+    ratio: float = 1.25  # of the iterations at two successive looks
     repeats: int = 5
-    fixed: int = 0  # iterations to take, where no accuracy is asked for
+    fixed: int = 0  # iterations to take if the workload has no target accuracy
 
 
 def counter_example(n: int, x: float, y: float) -> Arrays:
-    """x and both halves of y at a constant."""
+    """A start with all entries of x equal, and all entries of y."""
     return {"x0": np.full(n, x, np.float32), "y0": np.full((2, n), y, np.float32)}
 
 
 def many_starts(count: int) -> Arrays:
-    """As many toys as starts, spread around the solution, independent of one another."""
+    """One independent toy per start, with starts spread around the solution."""
     rng = np.random.default_rng(0)
     x0, y0 = rng.uniform(-2, 3, count), rng.uniform(-1, 2, (2, count))
     return {"x0": x0.astype(np.float32), "y0": y0.astype(np.float32)}
 
 
 def near_ones(tolerance: float, worst: bool = False) -> Callable[[Arrays], Judge]:
-    """The distance of every entry of (x, y) from one, root mean square, or of the worst start."""
+    """The root mean square distance of (x, y) from one, over all entries or of the worst start."""
 
     def judge(x: np.ndarray, y: np.ndarray) -> float:
         squares = np.concatenate([x[None], y]) - 1
@@ -69,9 +69,9 @@ def ridge_data(rows: int = 400, features: int = 100, seed: int = 0) -> Arrays:
 
 
 def ridge_judge(part: float) -> Callable[[Arrays], Judge]:
-    """The outer value at the exact inner solution, against the best of a quasi-Newton method.
+    """The outer value at the exact inner solution, against the best value of a quasi-Newton method.
 
-    The distance left to the best value may be `part` of the start's.
+    The target: at most `part` of the start's distance to the best value is left.
     """
     from scipy.optimize import minimize
 
@@ -97,7 +97,7 @@ def ridge_judge(part: float) -> Callable[[Arrays], Judge]:
 
 
 def digits_data(per_weight: bool) -> Arrays:
-    """Handwritten digits: a third to train on, a third to validate on, pixels from 0 to 1."""
+    """Handwritten digits: a third for training, a third for validation, pixels from 0 to 1."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -115,7 +115,7 @@ def digits_data(per_weight: bool) -> Arrays:
 
 
 def cleaning_data() -> Arrays:
-    """Handwritten digits, half of the labels to train on replaced by wrong ones."""
+    """Handwritten digits, half of the training labels replaced by wrong ones."""
     data = digits_data(True)
     rng, labels = np.random.default_rng(1), data["b"]
     wrong = rng.permutation(len(labels))[: len(labels) // 2]
@@ -125,7 +125,7 @@ def cleaning_data() -> Arrays:
 
 
 def newsgroups_data(iterations: int = 150) -> Arrays:
-    """20 Newsgroups: 11,314 documents of unit length, half to train on, half to validate on.
+    """20 Newsgroups: 11,314 documents of unit length, half for training, half for validation.
 
     The start is a model already fitted with one penalty, exp(0), for all weights.
     """
@@ -152,7 +152,7 @@ def newsgroups_data(iterations: int = 150) -> Arrays:
 def cleaning_judge(part: float) -> Callable[[Arrays], Judge]:
     """The validation loss of weights refitted to the images as weighted by sigmoid(x).
 
-    It is to fall by `part` of what leaving out every wrong label gains over weighing all alike.
+    The target: it falls by `part` of the gain from equal weights to leaving out every wrong label.
     """
     from scipy.optimize import minimize
 
@@ -184,7 +184,7 @@ class Classifier:
 
     def __init__(self, data: Arrays, iterations: int):
         train, validation = _matrix(data, "A"), _matrix(data, "A_val")
-        # a feature that no training row has keeps its weight of zero
+        # a feature that occurs in no training row keeps a weight of zero
         self.seen = np.flatnonzero(np.asarray(abs(train).sum(0)))
         self.train, self.validation = train[:, self.seen], validation[:, self.seen]
         self.labels, self.held = data["b"], data["b_val"]
@@ -193,7 +193,7 @@ class Classifier:
     def loss(
         self, A: Any, labels: np.ndarray, w: np.ndarray, each: Any = 1.0
     ) -> tuple[float, np.ndarray]:
-        """The mean cross-entropy and its gradient; `each` row may count with a weight."""
+        """The mean cross-entropy and its gradient; `each` holds optional weights of the rows."""
         scores = A @ w
         scores -= scores.max(1, keepdims=True)
         weights = np.exp(scores)
@@ -206,7 +206,7 @@ class Classifier:
         return value, A.T @ weights / len(labels)
 
     def fit(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """The weights that the penalties exp(x) lead to, found from w."""
+        """The weights fitted with the penalties exp(x), starting from w."""
         from scipy.optimize import minimize
 
         strength = np.broadcast_to(np.exp(np.clip(x, -50, 50)), w.shape)[self.seen] / w.size
@@ -260,7 +260,7 @@ def _matrix(data: Arrays, name: str) -> Any:
 
 
 def one_penalty_judge(tolerance: float) -> Callable[[Arrays], Judge]:
-    """The validation loss of refitted weights above the best of a single penalty."""
+    """The validation loss of refitted weights, relative to that with the best single penalty."""
 
     def make(data: Arrays) -> Judge:
         model, w = Classifier(data, 2000), data["y0"]
@@ -271,7 +271,7 @@ def one_penalty_judge(tolerance: float) -> Callable[[Arrays], Judge]:
 
 
 def per_weight_judge(gain: float) -> Callable[[Arrays], Judge]:
-    """The validation loss of refitted weights, to be `gain` below the best single penalty's."""
+    """The validation loss of refitted weights; the target is `gain` below the best penalty's."""
 
     def make(data: Arrays) -> Judge:
         model, w = Classifier(data, 2000), data["y0"]
@@ -282,7 +282,7 @@ def per_weight_judge(gain: float) -> Callable[[Arrays], Judge]:
 
 
 def from_start_judge(gain: float, iterations: int) -> Callable[[Arrays], Judge]:
-    """The validation loss of weights refitted from those of the start, to be `gain` below."""
+    """The validation loss of weights refitted from the start's; the target is `gain` below it."""
 
     def make(data: Arrays) -> Judge:
         model, w = Classifier(data, iterations), data["y0"]

@@ -1,4 +1,4 @@
-"""Runs the examples and writes their pages: `python docs/gallery.py [NAME ...]`."""
+"""Run the examples and write their pages: `python docs/gallery.py [NAME ...]`."""
 
 import ast
 import pathlib
@@ -10,19 +10,19 @@ EXAMPLES = DOCS.parent / "examples"
 
 
 def run(name: str) -> str:
-    """Run an example inside the gallery's folder, where its figure lands, for what it prints."""
+    """Run an example in the gallery's folder, where it saves its figure; return what it prints."""
     command = [sys.executable, EXAMPLES / f"{name}.py"]
     return subprocess.check_output(command, cwd=DOCS / "gallery", text=True)
 
 
 def page(name: str, printed: str) -> str:
-    """The page of an example: what it is, what it prints and draws, and its source."""
+    """The page of an example: its description, output, figure and source."""
     text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
     title, _, rest = text.partition("\n")
     return (
         f"---\nhide: [toc]\n---\n\n# {title.rstrip('.')}\n\n{rest.strip()}\n\n"
         f"```text\n{printed}```\n\n"
-        f"![What {name}.py draws]({name}.png)\n\n"
+        f"![Figure drawn by {name}.py]({name}.png)\n\n"
         f'``` {{.py title="examples/{name}.py"}}\n--8<-- "examples/{name}.py"\n```\n'
     )
 

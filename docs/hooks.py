@@ -1,7 +1,7 @@
-"""What the site's build adds to MkDocs, so that it reads without a network and without a server.
+"""Additions to the MkDocs build, so that the site works offline and without a server.
 
-Formulas become MathML, which browsers show without a script; search from disk has a script of its
-own.
+Formulas become MathML, which browsers show without a script. Search from disk uses the site's own
+script.
 """
 
 import html
@@ -10,12 +10,12 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-_SHIM = "https://unpkg.com/iframe-worker/shim"  # what the offline plugin would fetch
+_SHIM = "https://unpkg.com/iframe-worker/shim"  # the offline plugin would fetch this
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
 def on_page_content(content: str, **_: object) -> str:
-    """Turn every formula that the Markdown left as LaTeX into MathML."""
+    """Convert every formula that Markdown left as LaTeX into MathML."""
     return _FORMULA.sub(_mathml, content)
 
 
@@ -28,10 +28,10 @@ def _mathml(match: re.Match[str]) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: object) -> str:
-    """Put the site's own script in the place of one from the network."""
+    """Replace the script from the network by the site's own."""
     return output.replace(_SHIM, "../" * page.url.count("/") + "scripts/worker.js")
 
 
 def on_post_template(output_content: str, **_: object) -> str:
-    """The same for the page that says that there is none."""
+    """Do the same on the page for missing pages."""
     return output_content.replace(_SHIM, "/scripts/worker.js")

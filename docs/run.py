@@ -1,7 +1,7 @@
-"""Runs the Python blocks of pages and writes what they print into the `text` block that follows.
+"""Run the Python blocks of pages and write their output into the `text` blocks that follow.
 
 `python docs/run.py [PAGE ...]` refreshes the README and the pages under docs/; the tests run the
-same blocks and compare. The blocks of a page share one namespace, in an empty folder of their own.
+same blocks and compare. The blocks of a page share one namespace and run in an empty folder.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import jax
 
-SESSION = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard"}  # as a user's starts
+SESSION = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard"}  # a user's defaults
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<shown>.*?)^```\n)?", re.S | re.M
@@ -23,13 +23,13 @@ BLOCK = re.compile(
 
 
 def pages() -> list[pathlib.Path]:
-    """The README and every page with Python in it."""
+    """The README and every page with Python blocks."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if BLOCK.search(page.read_text())]
 
 
 def outputs(page: pathlib.Path) -> Iterator[tuple[re.Match[str], str]]:
-    """Every Python block of a page, as a match, and what it printed."""
+    """Yield every Python block of a page, as a match, with its output."""
     space: dict = {"__name__": "__main__"}
     here = pathlib.Path.cwd()
     before = {name: getattr(jax.config, name) for name in SESSION}
@@ -50,7 +50,7 @@ def outputs(page: pathlib.Path) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def refresh(page: pathlib.Path) -> None:
-    """Write what a page's blocks print into the page."""
+    """Write the output of a page's blocks into the page."""
     text = page.read_text()
     for match, printed in reversed(list(outputs(page))):
         if match["shown"] is not None:

@@ -1,8 +1,8 @@
-"""Data hyper-cleaning: wrong labels are found by what they do to validation data.
+"""Data hyper-cleaning: finding wrong labels by their effect on validation data.
 
-A third of the training labels is wrong. Every image has a weight sigmoid(x) in the training loss,
+A third of the training labels are wrong. Every image has a weight sigmoid(x) in the training loss,
 learnt so that the classifier does well on a small clean set. The inner problem is strongly convex,
-so implicit differentiation, one of the methods on offer, is at home here.
+so implicit differentiation works well here.
 """
 
 import jax

@@ -1,6 +1,6 @@
-"""A network in Equinox whose weight decays, one a layer, are learnt on validation data.
+"""A network in Equinox with one weight decay per layer, learnt on validation data.
 
-An Equinox module is a pytree: its arrays are y, the decays' logarithms are x, and both move
+An Equinox module is a pytree: its arrays are y, the logarithms of the decays are x, and both move
 together. The bound on the multiplier keeps fixed steps stable.
 """
 
@@ -31,7 +31,7 @@ def loss(weights, batch):
 
 
 def training(x, weights, data):
-    """The training loss with a weight decay exp(x) for every layer."""
+    """The training loss with a weight decay exp(x) per layer."""
     decays = zip(x, weights.layers, strict=True)
     penalty = sum(jnp.exp(s) * jnp.sum(layer.weight**2) for s, layer in decays)
     return loss(weights, data["train"]) + penalty
@@ -43,7 +43,7 @@ solver = pdbo.PDBO(primal_step=0.01, dual_step=0.1, inner_step=0.05, smoothing=0
 if __name__ == "__main__":
     sol = pdbo.solve(problem, x0, y0, solver, steps=20_000, every=20_000)
     print(f"validation loss {loss(y0, data['valid']):.1f}, then below 0.2: {sol.f < 0.2}")
-    print("log decay a layer:", *(f"{s:.1f}" for s in sol.x))
+    print("log decay per layer:", *(f"{s:.1f}" for s in sol.x))
 
     grid = jnp.linspace(-2, 2, 200)[:, None]
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()

@@ -1,6 +1,6 @@
 """A network in Flax that learns which of its training examples to trust.
 
-One target in five is corrupted. Every example has a weight sigmoid(x) in the training loss, learnt
+Every fifth target is corrupted. Each example has a weight sigmoid(x) in the training loss, learnt
 so that the network does well on a few clean points.
 """
 

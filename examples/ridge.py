@@ -1,7 +1,7 @@
-"""Hyperparameter optimisation: one ridge penalty a feature, learnt on validation data.
+"""Hyperparameter optimisation: one ridge penalty per feature, learnt on validation data.
 
-Half of the features are noise. One penalty for all has to compromise; with one a feature the noise
-is switched off and the signal left alone.
+Half of the features are noise. A single penalty has to compromise; one per feature can suppress
+the noise and leave the signal alone.
 """
 
 import jax
@@ -39,7 +39,7 @@ solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=0.08, inner_steps=20,
 
 
 def one_for_all():
-    """The weights of the best penalty of a grid, by the normal equations."""
+    """The weights for the best penalty of a grid, by the normal equations."""
     X, t = data["train"]
     left = [X.T @ X + ROWS * p / FEATURES * jnp.eye(FEATURES) for p in jnp.logspace(-2, 3, 51)]
     return min((jnp.linalg.solve(m, X.T @ t) for m in left), key=lambda w: error(w, data["valid"]))
@@ -47,9 +47,9 @@ def one_for_all():
 
 if __name__ == "__main__":
     sol = pdbo.solve(problem, x0, y0, solver, steps=20_000, every=1000)
-    for name, w in {"one for all": one_for_all(), "one a feature": sol.y}.items():
+    for name, w in {"one for all": one_for_all(), "one per feature": sol.y}.items():
         valid, test = error(w, data["valid"]), error(w, data["test"])
-        print(f"{name:14} validation {valid:.2f}  test {test:.2f}")
+        print(f"{name:16}validation {valid:.2f}  test {test:.2f}")
     print(f"certified: {sol.ok}")
 
     figure = Figure(figsize=(5, 3.2), layout="constrained")

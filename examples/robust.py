@@ -1,7 +1,7 @@
-"""Fair reweighting: training weights of two groups, chosen so that the worse-off one does well.
+"""Fair reweighting: training weights of two groups, chosen so that the worse-off group does well.
 
-The minority has few examples and another relation between inputs and labels. The weights x of the
-groups, in the simplex, are learnt on the smooth maximum of the groups' validation losses.
+The minority has few examples and a different relation between inputs and labels. The weights x of
+the groups, in the simplex, are learnt on a smooth maximum of the groups' validation losses.
 """
 
 import jax
@@ -15,7 +15,7 @@ SIZES, DIRECTIONS = jnp.array([180.0, 20.0]), jnp.array([[1.0, 0.2], [0.2, 1.0]]
 
 
 def draw(key, count, direction):
-    """Points of the plane and their labels, one in ten of them flipped."""
+    """Points in the plane and their labels, one in ten of them flipped."""
     side = jnp.sign((points := jax.random.normal(key, (count, 2))) @ direction)
     return points, jnp.where(jnp.arange(count) % 10 == 0, -side, side)
 
@@ -41,7 +41,7 @@ def worst(x, w, data):
 
 
 problem = pdbo.Problem(worst, training, (train, valid), x_set=pdbo.Simplex(1.0))
-x0, y0 = SIZES / SIZES.sum(), jnp.zeros(2)  # by size: every example counts the same
+x0, y0 = SIZES / SIZES.sum(), jnp.zeros(2)  # by size: every example has the same weight
 solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=1.0, inner_steps=10, linear_steps=5)
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Toll setting: a road owner's best prices when drivers choose the cheaper way.
+"""Toll setting: a road owner's best prices when drivers choose the cheaper road.
 
 The owner sets the tolls x of two roads. Drivers split over these and a free one, y in the simplex,
-until nobody gains by changing: they minimise Beckmann's potential of travel time and tolls. Once
-the tolls are eliminated a concave quadratic is left, so the answer can be checked.
+until nobody gains by changing: they minimise Beckmann's potential of travel time and tolls.
+Eliminating the tolls leaves a concave quadratic, so the answer can be checked by hand.
 """
 
 import jax
@@ -12,18 +12,18 @@ from matplotlib.figure import Figure
 
 import pdbo
 
-jax.config.update("jax_enable_x64", True)  # tolls to more digits than float32 holds
-TIME = np.array([2.0, 3.0, 6.0])  # minutes on the empty roads, the last one free of charge
+jax.config.update("jax_enable_x64", True)  # more digits than float32 has
+TIME = np.array([2.0, 3.0, 6.0])  # minutes on the empty roads; the last road is free of charge
 CONGESTION = np.array([2.0, 1.0, 3.0])
 
 
 def loss(x, y):
-    """The owner's: what is not earned."""
+    """The owner's loss: minus the revenue."""
     return -(x @ y[:2])
 
 
 def potential(x, y):
-    """The drivers': at its minimum every road in use costs the same."""
+    """The drivers' potential: at its minimum every road in use costs the same."""
     return TIME @ y + 0.5 * CONGESTION @ y**2 + x @ y[:2]
 
 

@@ -1,7 +1,7 @@
-"""The paper's toy problem: where implicit and unrolled gradients stop, PDBO reaches the optimum.
+"""The paper's toy problem: PDBO reaches the optimum, implicit and unrolled gradients do not.
 
-The inner function does not see y[1], so every inner problem has a line of minimisers. Run with
-`python examples/toy.py`; it prints a table and draws `toy.png` beside where it is run.
+The inner function does not depend on y[1], so every inner problem has a line of minimisers. Run
+`python examples/toy.py`; it prints a table and draws `toy.png` in the current folder.
 """
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ problem = pdbo.Problem(
     f=lambda x, y: 0.5 * ((1 - y[0]) ** 2 + (x - y[1]) ** 2),  # outer
     g=lambda x, y: 0.5 * y[0] ** 2 - x * y[0],  # inner
 )
-x0, y0 = 2.0, jnp.array([0.5, 0.5])  # the start, for `pdbo solve examples/toy.py:problem` too
+x0, y0 = 2.0, jnp.array([0.5, 0.5])  # the start; `pdbo solve examples/toy.py:problem` uses it, too
 solvers = {
     "PDBO": pdbo.PDBO(primal_step=0.2, dual_step=0.1, inner_step=0.5, inner_steps=5),
     "AID-FP (implicit)": pdbo.solvers.AIDFixedPoint(outer_step=0.2, inner_step=0.5, inner_steps=5),
@@ -24,7 +24,7 @@ LINES = {"PDBO": "-", "AID-FP (implicit)": "--", "ITD-R (unrolled)": ":"}
 
 
 def main(path: str = "toy.png") -> dict:
-    """Run the three solvers from (2, (0.5, 0.5)), print where they end and draw their paths."""
+    """Run the three solvers from the start, print where they end and draw their paths."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

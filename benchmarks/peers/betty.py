@@ -71,7 +71,7 @@ class Levels:
         self.engine = Engine(config=config, problems=[outer, inner], dependencies=links)
 
     def advance(self, steps: int) -> None:
-        """So many outer steps."""
+        """Take `steps` outer steps."""
         self.engine.train_iters = steps * self.settings["inner_steps"]
         self.engine.run()
 

@@ -1,6 +1,6 @@
 """BOAT: operations named in a configuration, losses found by their dotted names.
 
-Its log of losses, a file rewritten at every iteration, is switched off, in its favour.
+Its log of losses, a file rewritten at every iteration, is switched off, which makes it faster.
 """
 
 import sys
@@ -40,7 +40,7 @@ def outer_loss(feed: dict[str, Any], upper: Any, lower: Any, params: Any = None)
 def aggregated_loss(
     inner: dict[str, Any], outer: dict[str, Any], upper: Any, lower: Any, params: Any = None
 ) -> torch.Tensor:
-    """What gradient descent aggregation descends: both losses, the outer one fading."""
+    """The loss of gradient descent aggregation: both, the outer one with a decaying weight."""
     x, y, alpha = upper.value, value_of(lower, params), inner["alpha"]
     return alpha * outer["f"](x, y) + (1 - alpha) * inner["g"](x, y)
 
@@ -91,7 +91,7 @@ class Composed:
         self.taken = 0
 
     def advance(self, steps: int) -> None:
-        """So many `run_iter`."""
+        """Call `run_iter` `steps` times."""
         for _ in range(steps):
             self.problem.run_iter({"g": self.g}, {"f": self.f}, current_iter=self.taken)
             self.taken += 1

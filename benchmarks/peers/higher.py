@@ -32,7 +32,7 @@ class Unrolled:
         )
 
     def advance(self, steps: int) -> None:
-        """So many outer steps."""
+        """Take `steps` outer steps."""
         for _ in range(steps):
             self.outer.zero_grad()
             with higher.innerloop_ctx(self.model, self.inner) as (model, inner):

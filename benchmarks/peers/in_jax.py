@@ -15,9 +15,9 @@ Function = Callable[[Any, Any, Any], Any]
 
 @functools.cache
 def functions(family: str, cross_entropy: Callable[..., Any]) -> tuple[Function, Function]:
-    """The outer and the inner function; `cross_entropy` is each library's own.
+    """The outer and the inner function; `cross_entropy` is the library's.
 
-    Called with w, X and labels it is the mean loss, with weights too the weighted mean.
+    `cross_entropy(w, X, labels)` is the mean loss, and with weights the weighted mean.
     """
     return {
         "counter-example": (_outer_counter, _inner_counter),

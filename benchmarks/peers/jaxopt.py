@@ -18,7 +18,7 @@ from .worker import serve
 
 
 def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
-    """A sparse matrix as JAX has it."""
+    """A sparse matrix in JAX's format."""
     index = jnp.asarray(np.stack([rows, columns], 1))
     return sparse.BCOO((jnp.asarray(values), index), shape=tuple(int(n) for n in shape))
 
@@ -31,7 +31,7 @@ def cross_entropy(w: Any, X: Any, labels: Any, weights: Any = None) -> Any:
 
 @functools.cache
 def compiled(family: str, settings: str, counter: Callable[[str], None] | None) -> tuple[Any, Any]:
-    """The outer optimiser and its loop; kept, so that a second run does not compile again."""
+    """The outer optimiser and its loop; cached, so that a second run does not compile again."""
     f, g = in_jax.functions(family, cross_entropy)
     if counter is not None:
         f, g = _counted(counter, "f", f), _counted(counter, "g", g)
@@ -89,7 +89,7 @@ class Differentiated:
         self.counts[name] += 1
 
     def advance(self, steps: int) -> None:
-        """So many outer steps in one compiled loop."""
+        """Take `steps` outer steps in one compiled loop."""
         self.carry = jax.block_until_ready(self.run(self.carry, jnp.asarray(steps), self.data))
 
     def point(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +97,7 @@ class Differentiated:
         return np.asarray(self.carry[0]), np.asarray(self.carry[1])
 
     def calls(self) -> dict[str, int]:
-        """Evaluations of f and g, where the run was told to count them."""
+        """Evaluations of f and g, if the run counts them."""
         jax.effects_barrier()
         return self.counts
 

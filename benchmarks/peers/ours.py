@@ -1,4 +1,4 @@
-"""pdbo: a solver's steps in one compiled loop, or `pdbo.solve` with all that it checks."""
+"""pdbo: a solver's steps in one compiled loop, or `pdbo.solve` with all its checks."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from .worker import serve
 
 
 def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
-    """A sparse matrix as pdbo has it."""
+    """A sparse matrix in pdbo's format."""
     import scipy.sparse
 
     whole = scipy.sparse.coo_array((values, (rows, columns)), shape=tuple(shape))
@@ -23,7 +23,7 @@ def matrix(values: Any, rows: Any, columns: Any, shape: Any) -> Any:
 
 
 def cross_entropy(w: Any, X: Any, labels: Any, weights: Any = None) -> Any:
-    """pdbo's own, without offsets."""
+    """pdbo's cross-entropy, without offsets."""
     offsets = jnp.zeros(w.shape[1], w.dtype)
     return pdbo.linear.cross_entropy({"weights": w, "offsets": offsets}, X, labels, weights)
 
@@ -35,7 +35,7 @@ def problem_of(family: str, data: Any) -> pdbo.Problem:
 
 @functools.cache
 def compiled(family: str, settings: str) -> tuple[Any, Any, Any]:
-    """The solver, its `init` and a loop of its `step`; kept, so that nothing compiles twice."""
+    """The solver, its `init` and a loop of its `step`; cached, so that nothing compiles twice."""
     named = json.loads(settings)
     solver = getattr(pdbo.solvers, named["solver"])(**named.get("options", {}))
     batched = named.get("batched", False)
@@ -55,7 +55,7 @@ def compiled(family: str, settings: str) -> tuple[Any, Any, Any]:
 
 
 class Steps:
-    """`init`, then `step` over and over in one compiled loop, as a user's own loop would."""
+    """`init`, then repeated `step` in one compiled loop, like a user's own loop."""
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
         self.data = in_jax.arrays(data, matrix, pdbo.linear.DenseMatrix.from_array)
@@ -64,7 +64,7 @@ class Steps:
         self.state = begin(jnp.asarray(data["x0"]), jnp.asarray(data["y0"]), self.data)
 
     def advance(self, steps: int) -> None:
-        """So many steps."""
+        """Take `steps` steps."""
         self.state = jax.block_until_ready(self.go(self.state, np.int32(steps), self.data))
 
     def point(self) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +79,7 @@ class Steps:
 
 
 class Solve:
-    """`pdbo.solve` to its own end, certificate and all; one iteration is the whole of it."""
+    """`pdbo.solve` until it stops, including the certificate; one iteration is the whole solve."""
 
     finished = True
 

@@ -22,15 +22,15 @@ class PeerError(RuntimeError):
 
 
 def names() -> list[str]:
-    """The peers: whatever has an environment file."""
+    """The peers: all names with an environment file."""
     return sorted(path.stem for path in HERE.glob("*.txt"))
 
 
 def environment(name: str) -> str:
-    """The Python of a peer's environment, made on the first call and again when its file changes.
+    """The Python of a peer's environment, made on the first call and again if its file changes.
 
-    The requirements are installed line by line, so that what comes first is not pulled in
-    by what comes later in another version.
+    The requirements are installed line by line, so that a later line does not pull in another
+    version of an earlier one.
     """
     if name == "ours":
         return sys.executable
@@ -103,7 +103,7 @@ class Process:
         self.startup = time.perf_counter() - begun
 
     def ask(self, do: str, within: float = 120, **order: Any) -> dict[str, Any]:
-        """The answer to an order; PeerError where there is none in time."""
+        """Send an order and return the answer; raise PeerError if none comes in time."""
         assert self.process.stdin
         try:
             self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")

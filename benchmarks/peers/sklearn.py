@@ -81,7 +81,7 @@ class Study(Search):
         self.best = np.inf
 
     def advance(self, steps: int) -> None:
-        """So many trials more."""
+        """Run `steps` more trials."""
         self.study.optimize(self._trial, n_trials=steps)
 
     def _trial(self, trial: optuna.Trial) -> float:

@@ -12,7 +12,7 @@ from .worker import Counted, serve
 
 
 class Base:
-    """What both modes share: the outer step and where y is kept."""
+    """What both modes share: the outer step and the storage of y."""
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
         self.f, self.g = map(Counted, in_torch.functions(job["family"], data))
@@ -27,7 +27,7 @@ class Base:
         raise NotImplementedError
 
     def advance(self, steps: int) -> None:
-        """So many outer steps."""
+        """Take `steps` outer steps."""
         for _ in range(steps):
             self.outer.zero_grad()
             y = self.solve()

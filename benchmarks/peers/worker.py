@@ -1,8 +1,8 @@
 """A process that runs one library: orders come in and answers go out as lines of JSON.
 
-The suite sends `start` (a fresh run of a workload with some settings), `advance` (so many
-iterations, timed here) and `point` (where the run stands, as a file). Nothing is judged here: the
-suite looks at the points. NumPy is all this module needs, so that it loads in any environment.
+The suite sends `start` (a fresh run of a workload with some settings), `advance` (a number of
+iterations, timed here) and `point` (write the current point to a file). This process judges
+nothing: the suite looks at the points. The module needs only NumPy, so any environment can load it.
 """
 
 import json
@@ -20,14 +20,14 @@ class Run(Protocol):
     """A run under way."""
 
     def advance(self, steps: int) -> None:
-        """Take so many outer iterations and wait until they are done."""
+        """Take `steps` outer iterations and wait until they are done."""
 
     def point(self) -> tuple[Any, Any]:
         """The current x and y."""
 
 
 def once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of arrays called once a process: what comes of the data is kept, not made again.
+    """Call a function of arrays once per process and cache its result.
 
     A process has the data of one workload.
     """
@@ -56,7 +56,7 @@ class Counted:
 def serve(begin: Callable[[dict[str, Any], dict[str, np.ndarray]], Run]) -> None:
     """Answer orders until the input ends; `begin(job, data)` makes a run."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    sys.stdout = sys.stderr  # libraries print; the answers have a channel of their own
+    sys.stdout = sys.stderr  # libraries print; answers go through a separate channel
     session = _Session(begin)
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
@@ -89,7 +89,7 @@ class _Session:
         return {"seconds": time.perf_counter() - begun}
 
     def advance(self, steps: int) -> dict[str, Any]:
-        """So many iterations, timed: by the clock, and by the processor's."""
+        """Take `steps` iterations; return wall-clock and processor seconds."""
         begun, busy = time.perf_counter(), time.process_time()
         self.run.advance(steps)
         return {"seconds": time.perf_counter() - begun, "busy": time.process_time() - busy}
@@ -101,16 +101,16 @@ class _Session:
         return {"finite": bool(np.isfinite(x).all() and np.isfinite(y).all())}
 
     def finished(self) -> dict[str, Any]:
-        """Whether the run ended by itself and further iterations are none."""
+        """Whether the run has ended by itself, so that further iterations change nothing."""
         return {"finished": bool(getattr(self.run, "finished", False))}
 
     def calls(self) -> dict[str, Any]:
-        """Evaluations of f and g since the start, where the run counts them."""
+        """Evaluations of f and g since the start, if the run counts them."""
         counted = getattr(self.run, "calls", None)
         return {"calls": counted() if counted else None}
 
     def reset_peak(self) -> dict[str, Any]:
-        """Forget the largest memory so far, where the system allows it."""
+        """Reset the peak memory, if the system allows it."""
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
