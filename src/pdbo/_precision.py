@@ -148,8 +148,8 @@ def certified_in_double(
                 measure_jit(double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps)
             )
         except (ProblemError, TypeError, ValueError) as error:
-            reason = brief(error)
-    warn(f"the certificate is in single precision: {reason}.", PrecisionWarning)
+            reason = str(error) if isinstance(error, ProblemError) else f"{brief(error)}."
+    warn(f"the certificate is in single precision: {reason}", PrecisionWarning)
     x, y = point_arrays(x, y)
     if multiplier is not None:
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
