@@ -41,7 +41,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     mesh = mesh_of(mesh)
     uneven = []
 
-    def place(path: jax.tree_util.KeyPath, leaf: PyTree, wanted: bool) -> PyTree:
+    def place(path: tuple, leaf: PyTree, wanted: bool) -> PyTree:
         if not isinstance(leaf, jax.Array | SparseMatrix | DenseMatrix):
             return leaf
         if isinstance(leaf, jax.Array) and leaf.sharding.device_set == whole(mesh).device_set:

@@ -38,7 +38,7 @@ class Model(NamedTuple):
         return self.excess + trees.matmul(self.grad_h, d) + 0.5 * self.L_h * trees.dot(d, d)
 
     def gram(self) -> Callable[[Float[Array, " slots"]], Float[Array, " slots"]]:
-        """`direct` where nothing is projected, from inner products computed once."""
+        """`direct` if nothing is projected, from inner products computed once."""
         rows = jnp.concatenate([self.grad_f[None] / self.L_f, self.grad_h / self.L_h])
         products = trees.matmul(rows, rows.T)
 

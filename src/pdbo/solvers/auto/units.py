@@ -42,7 +42,7 @@ class _Probe(NamedTuple):
 
 
 def measure(problem: Problem, x: PyTree, y: PyTree, seed: UInt32[Array, ""]) -> Units:
-    """Half-widths of the sets; where they are unbounded, lengths that balance curvatures."""
+    """Half-widths of the sets; if they are unbounded, lengths that balance curvatures."""
     flat_x, flat_y = ravel_pytree(x)[0], ravel_pytree(y)[0]
     f, g = (_probe(function, x, y, seed) for function in (problem.outer, problem.inner))
     ratio = _curvature_ratio(f, g)
