@@ -73,7 +73,7 @@ def test_the_quasi_newton_step_is_that_of_bfgs():
     root = rng.normal(size=(12, 12))
     hessian = root @ root.T + np.eye(12)
     moves = rng.normal(size=(MEMORY + 5, 12))
-    pairs = Pairs.none(jnp.zeros(12))
+    pairs = Pairs.empty(jnp.zeros(12))
     for k, move in enumerate(moves):
         if k == 3:  # what curves downwards is not remembered
             pairs = pairs.add(move, -move, jnp.array(True), jnp.array(False))

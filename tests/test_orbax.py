@@ -92,7 +92,7 @@ def test_damage_is_never_passed_over(saved):
 
 
 def test_wrong_use_is_one_sentence(saved, tmp_path, monkeypatch):
-    with pytest.raises(pdbo.CheckpointError, match="is there already"):
+    with pytest.raises(pdbo.CheckpointError, match="exists already"):
         pdbo.orbax.save_arrays(saved, {"x": jnp.zeros(3)})
     with pytest.raises(pdbo.CheckpointError, match="there is no folder"):
         pdbo.orbax.load_arrays(tmp_path / "nowhere")

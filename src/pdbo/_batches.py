@@ -4,38 +4,42 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from . import _trees as trees
 from ._checks import traced, whole_number
 from ._data import DataView
 from ._errors import ProblemError
 
+if TYPE_CHECKING:
+    from ._problem import Problem
+
 PASSES = 200
 """The most full passes over the data that an inner solve of a certificate takes."""
 
-_CHUNK = 2**24  # bytes of examples a full pass takes at a time, unless told
-_MOST = 2**31 - 1
-_ROUNDS = 32  # of the shuffle
+_CHUNK = 2**24  # bytes of examples a full pass reads at a time by default
+_MOST = 2**31 - 1  # examples: indices are 32-bit integers
+_ROUNDS = 32  # of the shuffle; fewer mix less well
 
 
 class Source:
-    """Examples kept outside of memory: how many there are, and how to fetch some of them.
+    """Examples outside of memory: how many there are, and how to fetch some of them.
 
     Arguments:
         length: the number of examples.
         take: `take(indices)`, with a NumPy array of whole numbers from 0 to length - 1, returns
             those examples: a pytree of NumPy arrays with one entry per index along their leading
-            axis. It has to return the same for the same indices, and is called in a thread.
+            axis. It must return the same for the same indices, and is called in a thread.
 
-    The examples asked for next are fetched while the last ones are worked on.
+    The next examples are fetched while the last ones are used.
     """
 
     def __init__(self, length: int, take: Callable[[np.ndarray], PyTree]):
@@ -59,7 +63,7 @@ class Source:
         return f"Source({self.length}, {shapes})"
 
     def specification(self, count: int) -> PyTree:
-        """The shapes and dtypes of so many examples, as JAX has them."""
+        """The shapes and dtypes in JAX of `count` examples."""
 
         def one(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
@@ -67,24 +71,24 @@ class Source:
 
         return jax.tree.map(one, self.example)
 
-    def fetch(self, indices: Any, following: Any) -> PyTree:
-        """The examples of some indices; those that follow are fetched in the background."""
-        indices, following = np.asarray(indices, np.int64), np.asarray(following, np.int64)
+    def fetch(self, indices: ArrayLike, following: ArrayLike) -> PyTree:
+        """The examples of some indices; the following ones are fetched in the background."""
+        now, later = np.asarray(indices, np.int64), np.asarray(following, np.int64)
         with self._lock:
-            found = self._ahead.pop(indices.tobytes(), None)
+            found = self._ahead.pop(now.tobytes(), None)
         try:
-            examples = self._read(indices) if found is None else found.result()
+            examples = self._read(now) if found is None else found.result()
         except Exception as error:
             self.error = error
             raise
         with self._lock:
             if self._thread is None:
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, "pdbo-source")
-            while len(self._ahead) >= 4:  # what nobody asked for
+            while len(self._ahead) >= 4:  # fetched but never used
                 self._ahead.pop(next(iter(self._ahead)))
-            key = following.tobytes()
+            key = later.tobytes()
             if key not in self._ahead:
-                self._ahead[key] = self._thread.submit(self._read, following)
+                self._ahead[key] = self._thread.submit(self._read, later)
         return examples
 
     def _read(self, indices: np.ndarray) -> PyTree:
@@ -103,11 +107,11 @@ class Source:
 
 
 class Cursor(eqx.Module):
-    """Where a stream stands: the words of its key, the epoch and the examples used of it."""
+    """The position in a stream."""
 
-    words: Array
-    epoch: Array
-    offset: Array
+    words: UInt32[Array, "2"]  # of the key that decides the order
+    epoch: Int[Array, ""]
+    offset: Int[Array, ""]  # examples of this epoch used so far
 
 
 class Stream(eqx.Module):
@@ -125,19 +129,19 @@ class Stream(eqx.Module):
         return Cursor(words, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     def draw(self, cursor: Cursor) -> tuple[PyTree, Cursor]:
-        """The next batch. Where it is all there is, it comes in its order."""
+        """The next batch; in its own order if it holds all examples."""
         onward = self._advance(cursor)
         if self.size == self.length:
             every = jnp.arange(self.length, dtype=jnp.int32)
             return (self.examples if self.source is None else self._take(every, every)), onward
         return self._take(self.indices(cursor), self.indices(onward)), onward
 
-    def indices(self, cursor: Cursor) -> Array:
+    def indices(self, cursor: Cursor) -> Int[Array, " size"]:
         """The examples of the batch that begins at a cursor; it may reach into the next epoch."""
         return shuffled(cursor.words, cursor.epoch, cursor.offset, self.size, self.length)
 
-    def mean(self, function: Callable, x: PyTree, y: PyTree) -> Array:
-        """The value of a function on all examples, put together from those of chunks."""
+    def mean(self, function: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """The value of a function on all examples, the mean of its values on chunks."""
         whole, rest = divmod(self.length, self.chunk)
         if whole == 1 and rest == 0 and self.source is None:
             return _at(function, x, y, self.examples)
@@ -164,7 +168,7 @@ class Stream(eqx.Module):
         return total
 
     def _advance(self, cursor: Cursor) -> Cursor:
-        offset = cursor.offset - (self.length - self.size)  # no sum that overflows
+        offset = cursor.offset - (self.length - self.size)  # a sum could overflow
         over = offset >= 0
         return Cursor(
             cursor.words,
@@ -177,40 +181,41 @@ class Stream(eqx.Module):
             return jax.tree.map(lambda a: a[indices], self.examples)
         source, like = self.source, self.source.specification(len(indices))
 
-        def fetch(*asked: Any) -> PyTree:  # in a thread, where JAX's settings are not this one's
-            return jax.tree.map(lambda a, b: np.asarray(a, b.dtype), source.fetch(*asked), like)
+        def fetch(indices: Array, following: Array) -> PyTree:
+            # called in a thread, which has other settings of JAX: the dtypes come from `like`
+            found = source.fetch(indices, following)
+            return jax.tree.map(lambda a, b: np.asarray(a, b.dtype), found, like)
 
         return jax.pure_callback(fetch, like, indices, following, vmap_method="sequential")
 
 
 class Batches(DataView):
-    """Data of which every step sees a mini-batch: one of f's examples and one of g's.
+    """Data in mini-batches: every step sees one batch of f's examples and one of g's.
 
     `Problem(f, g, data=Batches(outer, inner, size))` calls `f(x, y, batch)` with examples of
-    `outer` and `g(x, y, batch)` with examples of `inner`. Both have to be **means over the examples
-    of their batch**, plus terms that no example enters, such as a regulariser. Then a batch's
-    gradient is right on average, and f and g themselves, which histories and certificates are
-    about, are put together from passes over all examples in chunks.
+    `outer` and `g(x, y, batch)` with examples of `inner`. Both must be **means over the examples
+    of their batch**, plus terms without examples, such as a regulariser. Then the gradient of a
+    batch is right on average. Histories and certificates are computed on all examples, in chunks.
 
     Arguments:
-        outer, inner: the examples, pytrees of arrays with one leading axis for the examples, the
-            same data for both where f and g share them. NumPy and JAX arrays are kept in memory and
-            batched inside the compiled loop. With a `numpy.memmap` among the arrays, or given as a
-            `Source`, examples are fetched batch by batch while the run goes on, so that there may
-            be more of them than memory holds.
+        outer, inner: the examples of f and of g, pytrees of arrays with one leading axis for the
+            examples; they may be the same. NumPy and JAX arrays are kept in memory and batched
+            inside the compiled loop. If one of the arrays is a `numpy.memmap`, or for a `Source`,
+            examples are fetched batch by batch during the run, so there may be more of them than
+            fit in memory.
         size: how many examples a batch has, or a pair: those of f and those of g.
-        chunk: how many examples a full pass takes at a time; as many as 16 MB hold unless given,
-            and no fewer than a batch has.
+        chunk: how many examples a full pass reads at a time; by default as many as 16 MB hold,
+            but at least a batch.
         passes: the most passes over all examples that an inner solve of a certificate takes.
 
-    The two streams are independent. Each goes through all its examples once an epoch, in an order
-    drawn anew for every epoch from the key given to `solve`; where an epoch does not divide into
-    batches, a batch goes on into the next. A batch that holds all examples is used as it is. All
-    inner steps of an iteration use its one batch, and oracle calls count gradients of batches.
-    Where the stream stands is a part of the solution's state, so a run carries on bit for bit.
+    The two streams are independent. Each goes through all its examples once per epoch, in an order
+    drawn again for every epoch from the key given to `solve`; if batches do not divide an epoch
+    evenly, a batch continues into the next one. A batch that holds all examples is used as it is.
+    All inner steps of an iteration use the same batch, and oracle calls count gradients of batches.
+    The position of the streams is part of the solution's state, so a run continues bit for bit.
 
-    A function that has parameters of its own for every example, such as a weight, finds them by an
-    index put among the examples: `{"X": X, "index": np.arange(len(X))}`.
+    If a function has parameters for every example, such as a weight, put their index among the
+    examples: `{"X": X, "index": np.arange(len(X))}`.
     """
 
     in_batches = True
@@ -240,7 +245,7 @@ class Batches(DataView):
 
     @property
     def sources(self) -> list[Source]:
-        """Those that fetch examples from outside of memory."""
+        """The sources that fetch examples from outside of memory."""
         return [s.source for s in (self.outer, self.inner) if s.source is not None]
 
     @property
@@ -248,19 +253,19 @@ class Batches(DataView):
         """The steps after which g has seen all its examples."""
         return -(-self.inner.length // self.inner.size)
 
-    def value_f(self, f: Callable, x: PyTree, y: PyTree) -> Array:
-        """f on all the examples it has."""
+    def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """f on all its examples."""
         return self.outer.mean(f, x, y)
 
-    def value_g(self, g: Callable, x: PyTree, y: PyTree) -> Array:
-        """g on all the examples it has."""
+    def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """g on all its examples."""
         return self.inner.mean(g, x, y)
 
     def effort(self) -> int:
         """Full passes over the examples of g."""
         return self.passes
 
-    def effort_at_record(self, every: Any) -> Any:
+    def effort_at_record(self, every: int | Int[Array, ""]) -> Int[Array, ""]:
         """Full passes over the examples of g."""
         least = min(20, self.passes)
         return jnp.clip(every // (2 * self.steps_a_pass), least, self.passes)
@@ -288,20 +293,20 @@ class Drawn(DataView):
     outer: PyTree
     inner: PyTree
 
-    def value_f(self, f: Callable, x: PyTree, y: PyTree) -> Array:
+    def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """f on its batch."""
         return _at(f, x, y, self.outer)
 
-    def value_g(self, g: Callable, x: PyTree, y: PyTree) -> Array:
+    def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """g on its batch."""
         return _at(g, x, y, self.inner)
 
 
 @eqx.filter_jit
 def _halves(
-    function: Callable, stream: Stream, x: PyTree, y: PyTree, count: int
-) -> tuple[Array, Array]:
-    """The value on a few examples, and the mean of those on either half of them."""
+    function: Callable[..., Array], stream: Stream, x: PyTree, y: PyTree, count: int
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The value on a few examples, and the mean of the values on the two halves of them."""
     indices = jnp.arange(2 * count, dtype=jnp.int32)
     batch = stream._take(indices, indices)
     halves = [jax.tree.map(lambda a: a[i : i + count], batch) for i in (0, count)]  # noqa: B023
@@ -310,8 +315,8 @@ def _halves(
 
 
 @contextlib.contextmanager
-def reading(problem: Any) -> Iterator[None]:
-    """Turn a failure of the problem's sources into one sentence."""
+def reading(problem: "Problem") -> Iterator[None]:
+    """Turn a failure of the problem's sources into a `ProblemError` of one sentence."""
     sources = problem.view.sources
     for source in sources:
         source.error = None
@@ -324,12 +329,18 @@ def reading(problem: Any) -> Iterator[None]:
         raise ProblemError(f"examples could not be fetched: {_brief(failed)}") from error
 
 
-def shuffled(words: Array, epoch: Array, offset: Array, count: int, length: int) -> Array:
-    r"""Entries `offset` to `offset + count` of a permutation that key and epoch decide.
+def shuffled(
+    words: UInt32[Array, "2"],
+    epoch: Int[Array, ""],
+    offset: Int[Array, ""],
+    count: int,
+    length: int,
+) -> Int[Array, " count"]:
+    r"""Entries `offset` to `offset + count` of a permutation that key and epoch determine.
 
     A swap-or-not shuffle: every round pairs i with $k_r - i$ mod n and swaps the pair on a hashed
-    bit, so that an entry is found without the others and the memory of a permutation. Positions
-    beyond the end are the first of the next epoch.
+    bit, so single entries are computed without storing a permutation. Positions beyond the end are
+    the first of the next epoch.
 
     Reference: Hoang, Morris & Rogaway, An Enciphering Scheme Based on a Card Shuffle (2012).
     """
@@ -351,19 +362,19 @@ def shuffled(words: Array, epoch: Array, offset: Array, count: int, length: int)
     return lax.scan(swap, first, steps, unroll=4)[0].astype(jnp.int32)
 
 
-def _mix(v: Array) -> Array:
+def _mix(v: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """The finaliser of MurmurHash3: every bit of v touches every bit of the result."""
     v = (v ^ (v >> 16)) * jnp.uint32(0x85EBCA6B)
     v = (v ^ (v >> 13)) * jnp.uint32(0xC2B2AE35)
     return v ^ (v >> 16)
 
 
-def _at(function: Callable, x: PyTree, y: PyTree, batch: PyTree) -> Array:
-    """A function's value on a batch, whose floating entries take the dtype of x and y."""
+def _at(function: Callable[..., Array], x: PyTree, y: PyTree, batch: PyTree) -> Float[Array, ""]:
+    """The value of a function on a batch, with floating entries in the dtype of x and y."""
     return function(x, y, trees.astype(batch, trees.dtype((x, y))))
 
 
-def _stream(name: str, given: Any, size: Any, chunk: int | None) -> Stream:
+def _stream(name: str, given: PyTree, size: int, chunk: int | None) -> Stream:
     source = given if isinstance(given, Source) else None
     if source is None:
         length = _count(name, given, "examples")

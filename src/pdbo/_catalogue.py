@@ -1,4 +1,4 @@
-"""The solvers' names and labels, read from their source: commands and figures go without JAX."""
+"""The solvers' names and labels, read from their source: commands and figures need no JAX."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ _SOLVERS = pathlib.Path(__file__).parent / "solvers" / "__init__.py"
 
 
 class Card(NamedTuple):
-    """What the class variables of a solver say that a table or a figure shows."""
+    """The class variables of a solver that tables and figures show."""
 
     label: str
     family: str
@@ -38,7 +38,7 @@ def cards() -> dict[str, Card]:
 
 
 def _body(path: pathlib.Path, name: str) -> list[ast.stmt]:
-    """What stands in the class of this name, in a file or where the file has it from."""
+    """The body of the class of this name, in a file or in the module the file imports it from."""
     for node in _parsed(path):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node.body
@@ -48,7 +48,7 @@ def _body(path: pathlib.Path, name: str) -> list[ast.stmt]:
 
 
 def _imports(path: pathlib.Path) -> list[tuple[str, str]]:
-    """Modules of the file's own folder, with the names it imports from them."""
+    """The modules of the same folder that a file imports from, with the imported names."""
     return [
         (node.module, alias.name)
         for node in _parsed(path)

@@ -1,13 +1,14 @@
 """The certificate: how far a point is from satisfying the optimality conditions, recomputed."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from . import _trees as trees
 from ._checks import traced
@@ -18,8 +19,11 @@ from .sets import Set
 MAX_SLACK = 1e-6
 """The largest relaxation of the inner problem that a certificate grants by itself."""
 
-NEAR = 1e-6  # relative: how far from x a kink of the value function may lie
-ASIDE = 1e-3  # relative: a step in x that looks for one
+NEAR = 1e-6  # relative to 1 + |x|: how far from x a kink of the value function may lie
+ASIDE = 1e-3  # relative to 1 + |x|: length of the step in x that looks for a kink
+
+
+_Number: TypeAlias = Float[Array | np.ndarray, ""]  # NumPy's if JAX is limited to 32 bits
 
 
 class Certificate(eqx.Module):
@@ -35,36 +39,61 @@ class Certificate(eqx.Module):
         distance: how far from the given point the point z lies at which the entries above were
             measured; zero unless the conditions hold better at a neighbour, which Definition 1
             allows.
-        inner_gap: $g(x, y) - \min g(x, \cdot)$ at the given point, from an inner solve of its own.
-        inner_residual: the projected gradient that inner solve ended with; the gap is as good
-            as this is small.
+        inner_gap: $g(x, y) - \min g(x, \cdot)$ at the given point, by a separate inner solve.
+        inner_residual: the projected gradient at the end of that inner solve; the smaller it is,
+            the more accurate the gap.
         multiplier: the $\lambda \ge 0$ used.
         slack: the relaxation for which the entries hold.
         eps: the largest of stationarity, complementarity, distance and how far the point is from
             feasible: its distance to its sets, and the root of $[h]_+$, since h grows like the
-            square of the distance from the inner solutions. Where the gradient of f, or the range
+            square of the distance from the inner solutions. If the gradient of f, or the range
             of g, is below one around the point, its entries count relative to it.
     """
 
-    stationarity: Any
-    feasibility: Any
-    complementarity: Any
-    distance: Any
-    inner_gap: Any
-    inner_residual: Any
-    multiplier: Any
-    slack: Any
-    eps: Any
+    stationarity: _Number
+    feasibility: _Number
+    complementarity: _Number
+    distance: _Number
+    inner_gap: _Number
+    inner_residual: _Number
+    multiplier: _Number
+    slack: _Number
+    eps: _Number
 
     def __str__(self) -> str:
         rows = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return "\n".join(f"{name:<16}{_number(value)}" for name, value in rows.items())
+        return "\n".join(f"{name:<16}{_text(value)}" for name, value in rows.items())
 
 
-def _number(value: Any) -> str:
+def _text(value: _Number) -> str:
     if traced(value) or np.ndim(value) > 0:
         return str(value)
     return f"{float(value):10.3e}"
+
+
+class _Facts(NamedTuple):
+    """What the certificates at one x share."""
+
+    problem: Problem
+    x: PyTree
+    z_set: "_Pair"
+    inner: "_Inner"
+    kinks: "_Kinks"
+    outside: Float[Array, ""]  # distance of the given point to its sets
+    gap: Float[Array, ""]  # inner gap of the given point
+    scale_f: ArrayLike  # largest gradient of f around the point, at most one
+    scale_g: ArrayLike  # range of g around the point, at most one
+    slack: Float[Array, ""] | None  # the relaxation, if it is given ...
+    max_slack: Float[Array, ""]  # ... and the most that is granted if not
+
+
+class _Case(NamedTuple):
+    """A y to certify, with the multiplier given, or with the one that fits best."""
+
+    y: PyTree
+    given: Float[Array, ""]
+    fit: Bool[Array, ""]
+    distance: Float[Array, ""]  # from the given point
 
 
 def measure(
@@ -73,62 +102,73 @@ def measure(
     y: PyTree,
     multiplier: Array | None,
     slack: Array | None,
-    max_slack: Any,
-    iterations: Any,
+    max_slack: ArrayLike,
+    iterations: ArrayLike,
     neighbour: bool = True,
     eps: float | None = None,
 ) -> Certificate:
-    """The traceable heart of `certify`; without `neighbour` only the point itself is measured.
+    """The part of `certify` that can be traced; it measures the point itself and, if `neighbour`,
+    a point nearby where the conditions may hold better.
 
-    `eps` is the precision the point was computed in, where its dtype has a higher one.
+    `eps` is the precision the point was computed in, if lower than that of its dtype.
     """
     z_set = _Pair(problem, eps)
     max_slack = jnp.asarray(max_slack, trees.dtype(x))
     inner, point, large = _inner_and_neighbour(problem, x, y, iterations, neighbour)
     scale_f, scale_g = _scales(problem, x, y) if neighbour else (1.0, 1.0)
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
-    gap_here = jnp.maximum(problem.inner(x, y) - inner.best.value, 0)
+    gap = jnp.maximum(problem.inner(x, y) - inner.best.value, 0)
     kinks = _kinks(problem, x, y, inner, max_slack * scale_g)
-
-    def at(y_: PyTree, given: Array, fit: Array, distance: Array) -> Certificate:
-        """The certificate at (x, y_) with the multiplier given, or with the one that fits best."""
-        grad_f = jax.grad(problem.outer, (0, 1))(x, y_)
-        value, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y_)
-        grad_h = (trees.sub(g_x, kinks.slope), g_y)
-        gap = jnp.maximum(value - inner.best.value, 0)
-        granted = jnp.minimum(gap, max_slack * scale_g) if slack is None else slack
-        granted = jnp.asarray(granted, gap.dtype)
-        h = gap - granted
-        m, shares = _multipliers(z_set, (x, y_), grad_f, grad_h, kinks, given, fit)
-        violation = jnp.maximum(h, 0)
-        apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation / scale_g), outside), distance)
-        stationarity = z_set.residual((x, y_), kinks.turned(shares, trees.axpy(m, grad_h, grad_f)))
-        others = jnp.sum(shares * jnp.abs(h - kinks.above))
-        own = jnp.where(kinks.here, gap, h)  # y vouches for itself only as far as it is one
-        complementarity = jnp.abs((m - jnp.sum(shares)) * own) + others
-        return Certificate(
-            stationarity=stationarity,
-            feasibility=jnp.maximum(violation, outside),
-            complementarity=complementarity,
-            distance=distance,
-            inner_gap=gap_here,
-            inner_residual=inner.best.residual,
-            multiplier=m,
-            slack=granted,
-            eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / scale_f, apart),
-        )
+    facts = _Facts(
+        problem, x, z_set, inner, kinks, outside, gap, scale_f, scale_g, slack, max_slack
+    )
 
     zero = jnp.zeros_like(inner.best.value)
-    cases = [(y, zero, jnp.array(True), zero)]
+    cases = [_Case(y, zero, jnp.array(True), zero)]
     if multiplier is not None:
-        cases.insert(0, (y, jnp.asarray(multiplier, zero.dtype), jnp.array(False), zero))
+        cases.insert(0, _Case(y, jnp.asarray(multiplier, zero.dtype), jnp.array(False), zero))
     if neighbour:
         apart = trees.length(trees.sub(point, y))
-        cases.append((point, large, jnp.array(False), apart))
+        cases.append(_Case(point, large, jnp.array(False), apart))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *cases)
-    found = lax.map(lambda case: at(*case), stacked)  # a loop, so that it is compiled once
+    # a loop, so that it is compiled once
+    found = lax.map(lambda case: _certificate_at(facts, case), stacked)
     best = jnp.argmin(jnp.where(jnp.isnan(found.eps), jnp.inf, found.eps))
     return jax.tree.map(lambda leaf: leaf[best], found)
+
+
+def _certificate_at(facts: _Facts, case: _Case) -> Certificate:
+    """The certificate of one case."""
+    problem, x, kinks, scale_g = facts.problem, facts.x, facts.kinks, facts.scale_g
+    z = (x, case.y)
+    grad_f = jax.grad(problem.outer, (0, 1))(*z)
+    value, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(*z)
+    grad_h = (trees.sub(g_x, kinks.slope), g_y)
+    gap = jnp.maximum(value - facts.inner.best.value, 0)
+    granted = facts.slack
+    if granted is None:
+        granted = jnp.minimum(gap, facts.max_slack * scale_g)
+    granted = jnp.asarray(granted, gap.dtype)
+    h = gap - granted
+    m, shares = _multipliers(facts.z_set, z, grad_f, grad_h, kinks, case.given, case.fit)
+    violation = jnp.maximum(h, 0)
+    apart = jnp.maximum(jnp.maximum(jnp.sqrt(violation / scale_g), facts.outside), case.distance)
+    gradient = kinks.turned(shares, trees.axpy(m, grad_h, grad_f))
+    stationarity = facts.z_set.residual(z, gradient)
+    others = jnp.sum(shares * jnp.abs(h - kinks.above))
+    own = jnp.where(kinks.at_y, gap, h)  # y counts as an inner minimiser only up to its own gap
+    complementarity = jnp.abs((m - jnp.sum(shares)) * own) + others
+    return Certificate(
+        stationarity=stationarity,
+        feasibility=jnp.maximum(violation, facts.outside),
+        complementarity=complementarity,
+        distance=case.distance,
+        inner_gap=facts.gap,
+        inner_residual=facts.inner.best.residual,
+        multiplier=m,
+        slack=granted,
+        eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / facts.scale_f, apart),
+    )
 
 
 measure_jit = eqx.filter_jit(measure)
@@ -140,58 +180,63 @@ class _Pair(eqx.Module):
     problem: Problem
     eps: float | None = None
 
-    def tangent(self, z: PyTree, v: PyTree) -> PyTree:
+    def tangent(self, z: PyTree, v: PyTree) -> tuple[PyTree, ...]:
         sets = (self.problem.x_set, self.problem.y_set)
         return tuple(s.tangent(a, b, self.eps) for s, a, b in zip(sets, z, v, strict=True))
 
-    def residual(self, z: PyTree, gradient: PyTree) -> Array:
+    def residual(self, z: PyTree, gradient: PyTree) -> Float[Array, ""]:
         return trees.length(self.tangent(z, trees.scale(-1, gradient)))
 
 
 class _Inner(NamedTuple):
-    """The best inner minimum found, and all: points and values with a leading axis.
+    """The best inner minimum found, and all of them: points and values with a leading axis.
 
-    The last of them is that of a step aside in x, where f falls, with its value at x: where the
-    inner solution jumps just beyond x, nothing else tells of it.
+    The last one is the inner minimum after a step in x along which f falls, with its value at x:
+    nothing else shows an inner solution that jumps just beyond x.
     """
 
     best: Minimum
     points: PyTree
-    values: Array
+    values: Float[Array, " minima"]
 
 
 class _Kinks(NamedTuple):
-    r"""Where the minimum of g(x, .) is attained at several points the value function has a kink.
+    r"""The kink of the value function if several points attain the minimum of g(x, .).
 
     Its subgradients are the convex hull of the $\nabla_x g(x, \hat y_k)$, and every $\hat y_k$
-    has a constraint, and a share of the multiplier, of its own.
+    has its own constraint and its own share of the multiplier.
 
     Attributes:
-        here: whether y itself is one of them.
-        slope: $\nabla_x g$ at y where it is, else at the best.
-        turns: by how much it differs at the others, zero where one is not used; a leading axis.
-        above: how much higher than the best they lie. A kink counts where it is at x but for
-            rounding: the heights differ by no more than their slopes make up for nearby.
+        at_y: whether y itself is one of the minimisers.
+        slope: $\nabla_x g$ at y if it is, else at the best minimiser.
+        turns: the slope less that at each minimiser, zero if that one is not used; a leading axis.
+        above: how much higher than the best each lies. A minimiser is used if the kink is at x up
+            to rounding: a small move in x makes up for the difference of heights.
     """
 
-    here: Array
+    at_y: Bool[Array, ""]
     slope: PyTree
     turns: PyTree
-    above: Array
+    above: Float[Array, " minima"]
 
-    def turned(self, shares: Array, v: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    def turned(
+        self, shares: Float[Array, " minima"], v: tuple[PyTree, PyTree]
+    ) -> tuple[PyTree, PyTree]:
         """The gradient v of the Lagrangian with shares moved from the best to the others."""
         turn = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, 1), self.turns)
         return trees.add(v[0], turn), v[1]
 
 
-def _kinks(problem: Problem, x: PyTree, y: PyTree, inner: _Inner, tolerance: Any) -> _Kinks:
+def _kinks(
+    problem: Problem, x: PyTree, y: PyTree, inner: _Inner, tolerance: Float[Array, ""]
+) -> _Kinks:
+    """The kink at x, among the minima found whose values are equal up to a tolerance."""
     slope = jax.grad(problem.inner, 0)
     near = NEAR * (1 + trees.length(x))
-    at_y, at_best = slope(x, y), slope(x, inner.best.point)
+    slope_y, slope_best = slope(x, y), slope(x, inner.best.point)
     gap = problem.inner(x, y) - inner.best.value
-    here = (gap <= tolerance) & (gap <= near * trees.length(trees.sub(at_y, at_best)))
-    base = trees.where(here, at_y, at_best)
+    at_y = (gap <= tolerance) & (gap <= near * trees.length(trees.sub(slope_y, slope_best)))
+    base = trees.where(at_y, slope_y, slope_best)
     turns = jax.vmap(lambda v: trees.sub(base, slope(x, v)))(inner.points)
     above = inner.values - inner.best.value
     lengths = jax.vmap(trees.length)(turns)
@@ -201,22 +246,22 @@ def _kinks(problem: Problem, x: PyTree, y: PyTree, inner: _Inner, tolerance: Any
     def masked(leaf: Array) -> Array:
         return jnp.where(used.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
-    return _Kinks(here, base, jax.tree.map(masked, turns), jnp.where(used, above, 0))
+    return _Kinks(at_y, base, jax.tree.map(masked, turns), jnp.where(used, above, 0))
 
 
 def _multipliers(
-    z_set: "_Pair",
+    z_set: _Pair,
     z: PyTree,
     grad_f: PyTree,
     grad_h: PyTree,
     kinks: _Kinks,
-    given: Array,
-    fit: Array,
-) -> tuple[Array, Array]:
-    """The multiplier, and the shares of it that belong to other inner minimisers than the best.
+    given: Float[Array, ""],
+    fit: Bool[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, " minima"]]:
+    """The multiplier, and the shares of it that belong to inner minimisers other than the best.
 
-    In turn: the multiplier that fits best, or the one given, then its shares, each the best
-    with the others held.
+    Alternates between the multiplier that fits best, unless it is given, and its shares, each
+    the best with the others held fixed.
     """
     sizes = jax.vmap(lambda turn: trees.dot(turn, turn))(kinks.turns)
     count = sizes.size
@@ -232,7 +277,7 @@ def _multipliers(
         new = jnp.clip(shares[k] + step, 0, most)
         return m, shares.at[k].set(jnp.where(jnp.isfinite(new), new, 0))
 
-    def improve(_: Any, s: tuple[Array, Array]) -> tuple[Array, Array]:
+    def improve(_: Int[Array, ""], s: tuple[Array, Array]) -> tuple[Array, Array]:
         m, shares = s
         best = _least_squares(z_set, z, kinks.turned(shares, grad_f), grad_h)
         m = jnp.where(fit, jnp.maximum(best, jnp.sum(shares)), m)
@@ -245,41 +290,33 @@ def _multipliers(
 
 
 def _inner_and_neighbour(
-    problem: Problem, x: PyTree, y: PyTree, iterations: Any, neighbour: bool
-) -> tuple[_Inner, PyTree, Array]:
+    problem: Problem, x: PyTree, y: PyTree, iterations: ArrayLike, neighbour: bool
+) -> tuple[_Inner, PyTree, Float[Array, ""]]:
     r"""The inner minima, and $y_w \approx \arg\min_v f(x, v)/\lambda + g(x, v)$ near y.
 
     $\lambda$ is set so that $y_w$ lies about $\epsilon^{1/3}$ (relative) from an exact inner
     solution, which balances the bias of a finite multiplier against rounding times $\lambda$. A
-    first guess from the curvature of g along $\nabla_y f$ is corrected by where it led.
+    first guess from the curvature of g along $\nabla_y f$ is corrected by the distance it led to.
+    Without `neighbour`, only the inner minimum from y, and y itself.
     """
     if not neighbour:
         best = minimize(lambda v: problem.inner(x, v), problem.y_set, y, iterations)
         alone = jax.tree.map(lambda leaf: leaf[None], (best.point, best.value))
         return _Inner(best, *alone), y, jnp.zeros_like(best.value)
-    slope = jax.grad(problem.outer, 1)(x, y)
-    size = trees.length(slope)
-    move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.length(y))
-    inner_slope = jax.grad(problem.inner, 1)
-    probe = problem.y_set.project(trees.axpy(-move / jnp.where(size > 0, size, 1), slope, y))
-    change = trees.length(trees.sub(inner_slope(x, probe), inner_slope(x, y)))
-    curvature = jnp.where(change > 0, change / move, 1)
-    guess = jnp.where(size > 0, size / (curvature * move), 1)
-
+    move, guess = _first_multiplier(problem, x, y)
     starts, count = _inner_starts(problem, y)
-    fall = jax.grad(problem.outer, 0)(x, y)
-    steep = trees.length(fall)
-    stride = ASIDE * (1 + trees.length(x)) / jnp.where(steep > 0, steep, 1)
-    aside = problem.x_set.project(trees.axpy(-stride, fall, x))
+    aside = _step_aside(problem, x, y)
 
-    # one loop, so that the minimiser is compiled once: g alone from every start, then a step aside
-    # in x, the neighbour for a first multiplier and the one that it suggests
-    def solve(index: Any, s: tuple[_Inner, PyTree, Array, Array]) -> tuple[Any, ...]:
+    # one loop, so that the minimiser is compiled once: g alone from every start, g alone after a
+    # step aside in x, the neighbour for the first multiplier and for the corrected one
+    def solve(
+        index: Int[Array, ""], s: tuple[_Inner, PyTree, Array, Array]
+    ) -> tuple[_Inner, PyTree, Array, Array]:
         (best, points, values), _, _, multiplier = s
         alone = index <= count
         x_ = trees.where(index == count, aside, x)
         weight = jnp.where(alone, 0, 1 / multiplier)
-        which = jnp.where(alone, index, 0)  # the neighbour is looked for from y
+        which = jnp.where(alone, index, 0)  # the search for the neighbour starts at y
         start = jax.tree.map(lambda leaf: leaf[which], starts)
         found = minimize(
             lambda v: weight * problem.outer(x_, v) + problem.inner(x_, v),
@@ -290,7 +327,7 @@ def _inner_and_neighbour(
         value = jnp.where(index == count, problem.inner(x, found.point), found.value)
         ratio = trees.length(trees.sub(found.point, y)) / move  # falls like 1 / multiplier
         ratio = jnp.where(alone, 1, jnp.clip(ratio, 0.1, 1e3))
-        rounding = 8 * jnp.finfo(size.dtype).eps * jnp.abs(best.value)
+        rounding = 8 * jnp.finfo(guess.dtype).eps * jnp.abs(best.value)
         lower = (index == 0) | ((index < count) & (value < best.value - rounding))
         best = trees.where(lower, found, best)
         kept = jax.tree.map(
@@ -300,22 +337,44 @@ def _inner_and_neighbour(
         )
         return _Inner(best, *kept), found.point, multiplier, multiplier * ratio
 
-    none = jnp.zeros_like(size)
-    blank = _Inner(Minimum(y, none, none), starts, jnp.zeros(count + 1, size.dtype))
+    zero = jnp.zeros_like(guess)
+    blank = _Inner(Minimum(y, zero, zero), starts, jnp.zeros(count + 1, guess.dtype))
     inner, point, multiplier, _ = lax.fori_loop(0, count + 3, solve, (blank, y, guess, guess))
     return inner, point, multiplier
 
 
-def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
-    """Where the inner minimum is looked for: y, beside it, far from it where y is small, and y.
+def _first_multiplier(
+    problem: Problem, x: PyTree, y: PyTree
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """How far from y the neighbour should lie, and a multiplier that takes it about that far."""
+    slope = jax.grad(problem.outer, 1)(x, y)
+    size = trees.length(slope)
+    move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.length(y))
+    inner_slope = jax.grad(problem.inner, 1)
+    probe = problem.y_set.project(trees.axpy(-move / jnp.where(size > 0, size, 1), slope, y))
+    change = trees.length(trees.sub(inner_slope(x, probe), inner_slope(x, y)))
+    curvature = jnp.where(change > 0, change / move, 1)
+    return move, jnp.where(size > 0, size / (curvature * move), 1)
 
-    A start beside y leaves maxima and saddles of g; the others find lower basins. They are left out
-    where every gradient is a pass over data in batches.
+
+def _step_aside(problem: Problem, x: PyTree, y: PyTree) -> PyTree:
+    """A point near x where f is lower."""
+    fall = jax.grad(problem.outer, 0)(x, y)
+    steep = trees.length(fall)
+    stride = ASIDE * (1 + trees.length(x)) / jnp.where(steep > 0, steep, 1)
+    return problem.x_set.project(trees.axpy(-stride, fall, x))
+
+
+def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
+    """Starts of the inner searches: y, one beside it, eight far from it if y is small, and y.
+
+    The start beside y leaves maxima and saddles of g; those far away find lower basins. They are
+    left out if the data come in batches: every gradient would then be a pass over all of them.
     """
     small = sum(leaf.size for leaf in jax.tree.leaves(y)) <= 10_000
     far = 8 if small and not problem.view.in_batches else 0
 
-    def draw(index: Array) -> PyTree:
+    def draw(index: Int[Array, ""]) -> PyTree:
         point = _around(problem.y_set, y, index)
         near = problem.y_set.project(trees.axpy(1e-2, trees.sub(point, y), y))
         return trees.where(index == 0, near, point)
@@ -324,16 +383,16 @@ def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
     return jax.tree.map(lambda a, d: jnp.concatenate([a[None], d, a[None]]), y, drawn), far + 2
 
 
-def _around(constraint: Set, z: PyTree, index: Array) -> PyTree:
-    """A point spread over a bounded set, or around z: the same for an index every time."""
+def _around(constraint: Set, z: PyTree, index: Int[Array, ""]) -> PyTree:
+    """A point of a bounded set, or around z otherwise; the same index gives the same point."""
     entries = sum(leaf.size for leaf in jax.tree.leaves(z))
     return constraint.hashed_point(index, z, 2 + 2 * trees.length(z) / max(entries, 1) ** 0.5)
 
 
-def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
-    """The largest gradient of f and the range of g around the point, neither above one."""
+def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The largest gradient of f and the range of g around the point, each at most one."""
 
-    def look(index: Array) -> tuple[Array, Array]:
+    def look(index: Int[Array, ""]) -> tuple[Float[Array, ""], Float[Array, "2"]]:
         x_, y_ = _around(problem.x_set, x, index + 16), _around(problem.y_set, y, index)
         slope = trees.length(jax.grad(problem.outer, (0, 1))(x_, y_))
         rise = [problem.inner(v, y_) - problem.inner(v, y) for v in (x, x_)]
@@ -343,20 +402,20 @@ def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Array, Array]:
     rise = jnp.where(jnp.isfinite(rise), rise, 0)
 
     def at_most_one(v: Array) -> Array:
-        return jnp.where((v > 0) & (v < 1), v, 1)  # also where it is not a number
+        return jnp.where((v > 0) & (v < 1), v, 1)  # NaN counts as one
 
     spread = jnp.maximum(jnp.max(rise), 0) - jnp.minimum(jnp.min(rise), 0)
     return at_most_one(jnp.max(slope)), at_most_one(spread)
 
 
-def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:
+def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Float[Array, ""]:
     r"""$\arg\min_{\lambda \ge 0} \|P_T(-v - \lambda w)\|$ with T the tangent cone at z.
 
     The square is convex in $\lambda$ with derivative $-2\langle w, P_T(-v - \lambda w)\rangle$;
-    a safeguarded secant finds its root, in one step where T is a subspace.
+    a safeguarded secant finds its root, in one step if T is a subspace.
     """
 
-    def descent(m: Array) -> Array:
+    def descent(m: Float[Array, ""]) -> Float[Array, ""]:
         return trees.dot(w, z_set.tangent(z, trees.scale(-1, trees.axpy(m, w, v))))
 
     zero = jnp.zeros((), trees.dtype(v))
@@ -364,8 +423,8 @@ def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Array:
     at_zero = descent(zero)
     guess = jnp.maximum(at_zero, 0) / jnp.where(ww > 0, ww, 1)
 
-    # lo always has descent > 0; hi is inf until a multiplier with descent <= 0 is met
-    def refine(_: Any, s: tuple[Array, ...]) -> tuple[Array, ...]:
+    # lo always has descent > 0; hi is inf until a multiplier with descent <= 0 is found
+    def refine(_: Int[Array, ""], s: tuple[Array, ...]) -> tuple[Array, ...]:
         lo, d_lo, hi, d_hi, m = s
         d = descent(m)
         low = d > 0

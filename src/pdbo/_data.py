@@ -2,41 +2,44 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, Int, PyTree
+
+if TYPE_CHECKING:
+    from ._batches import Source
 
 INNER_EFFORT = 2000
 """The most gradients of g spent on the inner value of a certificate."""
 
 
 class DataView(eqx.Module):
-    """What the rest of the library asks of data, whatever its kind."""
+    """What the rest of the library needs from data of any kind."""
 
     in_batches: ClassVar[bool] = False
-    """Whether every step sees a mini-batch of its own."""
+    """Whether every step sees another mini-batch."""
 
     @abc.abstractmethod
-    def value_f(self, f: Callable, x: PyTree, y: PyTree) -> Array:
+    def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """The value of the outer function."""
 
     @abc.abstractmethod
-    def value_g(self, g: Callable, x: PyTree, y: PyTree) -> Array:
+    def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """The value of the inner function."""
 
     @property
-    def sources(self) -> list[Any]:
+    def sources(self) -> "list[Source]":
         """The sources that fetch examples from outside of memory."""
         return []
 
     def effort(self) -> int:
-        """The gradients of g that the inner value of a final certificate is worth."""
+        """The most gradients of g to spend on the inner value of a final certificate."""
         return INNER_EFFORT
 
-    def effort_at_record(self, every: Any) -> Any:
-        """The gradients of g that an inner value is worth at a record, `every` steps apart."""
+    def effort_at_record(self, every: int | Int[Array, ""]) -> Int[Array, ""]:
+        """The same for the certificate of a record; records are `every` steps apart."""
         return jnp.clip(every // 2, 20, 500)
 
     def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
@@ -44,14 +47,14 @@ class DataView(eqx.Module):
 
 
 class Whole(DataView):
-    """All of the data at once, or none."""
+    """All of the data at once, or no data."""
 
     data: PyTree
 
-    def value_f(self, f: Callable, x: PyTree, y: PyTree) -> Array:
+    def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """f(x, y), or f(x, y, data)."""
         return f(x, y) if self.data is None else f(x, y, self.data)
 
-    def value_g(self, g: Callable, x: PyTree, y: PyTree) -> Array:
+    def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """g(x, y), or g(x, y, data)."""
         return g(x, y) if self.data is None else g(x, y, self.data)

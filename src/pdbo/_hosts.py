@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -13,9 +12,9 @@ from ._errors import ProblemError, brief
 from ._watch import LOST as LOST
 from ._watch import Watch, on_abort, say_and_exit
 
-LOOPBACK = "127.0.0.1:47163"  # where the processes of one machine meet
-HEARTBEAT = 30.0  # seconds without a sign of life after which a process is lost
-MEETING = 60  # seconds the processes wait for each other at the beginning
+LOOPBACK = "127.0.0.1:47163"  # HOST:PORT of process 0 if all run on one machine
+HEARTBEAT = 30.0  # seconds without a sign of life after which a process counts as lost
+MEETING = 60  # seconds the processes wait for each other at the start
 
 
 @contextlib.contextmanager
@@ -26,24 +25,24 @@ def distributed(
     *,
     heartbeat: float = HEARTBEAT,
 ) -> Iterator[int]:
-    """Join the other processes of a run; their devices together are what `shard` uses.
+    """Join the other processes of a run; `shard` then uses the devices of all of them.
 
-    Every process runs the same program, and enters this before its first JAX computation:
+    Every process runs the same program and enters this before its first JAX computation:
 
         with pdbo.distributed() as rank:
             solution = pdbo.solve(pdbo.shard(problem), x0, y0)
 
-    What is not given is found out by JAX under SLURM, Kubernetes and Open MPI. With `processes` and
-    `rank` alone the processes meet on this machine.
+    JAX finds missing arguments under SLURM, Kubernetes and Open MPI. With `processes` and `rank`
+    alone the processes meet on this machine.
 
     Arguments:
         address: HOST:PORT of process 0.
-        processes: how many there are.
-        rank: which one this is, from 0 on.
-        heartbeat: seconds. A process that gives no sign of life for so long is lost: the others
-            then name it on standard error and leave with exit code 3, wherever they are.
+        processes: how many processes there are.
+        rank: the number of this process, from 0 on.
+        heartbeat: seconds. A process that gives no sign of life for this long is lost: the others
+            then name it on standard error and exit at once with code 3.
 
-    A process that leaves by an exception takes the others with it: they name it, and why.
+    If a process leaves by an exception, the others end too and name it and the reason.
     """
     _check(address, processes, rank, heartbeat)
     _join(address, processes, rank, heartbeat)
@@ -51,8 +50,8 @@ def distributed(
     try:
         yield watch.rank
     except BaseException as error:
-        # What stops one process mostly stops all of them, though one may have a checkpoint to
-        # write; and a broken connection tells of a lost one, which the watch finds out meanwhile.
+        # What stops one process usually stops all of them, but one may still write a checkpoint;
+        # and after a broken connection the watch needs time to find the process that was lost.
         patience = 4 * watch.pause + (0 if isinstance(error, ProblemError) else heartbeat)
         if watch.meet(patience):
             watch.close()
@@ -63,7 +62,7 @@ def distributed(
     watch.close()
 
 
-def _check(address: Any, processes: Any, rank: Any, heartbeat: Any) -> None:
+def _check(address: str | None, processes: int | None, rank: int | None, heartbeat: float) -> None:
     if processes is not None:
         whole_number("processes", processes)
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
@@ -82,7 +81,7 @@ def _check(address: Any, processes: Any, rank: Any, heartbeat: Any) -> None:
 def _join(address: str | None, processes: int | None, rank: int | None, heartbeat: float) -> None:
     local = None
     if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:
-        # Open MPI 5, which JAX does not know yet
+        # Open MPI 5, which JAX does not detect yet
         size, here = (int(os.environ[f"OMPI_COMM_WORLD_{k}"]) for k in ("SIZE", "LOCAL_SIZE"))
         processes = size if processes is None else processes
         rank = int(os.environ["OMPI_COMM_WORLD_RANK"]) if rank is None else rank
@@ -116,7 +115,7 @@ def _initialize(
     local: int | None,
     heartbeat: float,
 ) -> None:
-    with contextlib.suppress(AttributeError):  # a signal is the driver's, between two chunks
+    with contextlib.suppress(AttributeError):  # the driver handles signals, between two chunks
         jax.config.update("jax_enable_preemption_service", False)
     inside = (address or "").rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
     on_abort(
@@ -132,7 +131,7 @@ def _initialize(
             rank,
             local,
             initialization_timeout=MEETING,
-            heartbeat_timeout_seconds=int(3 * heartbeat) + 20,  # ours is to speak first
+            heartbeat_timeout_seconds=int(3 * heartbeat) + 20,  # the watch must act first
             shutdown_timeout_seconds=int(heartbeat) + 5,
             coordinator_bind_address=address if inside else None,
         )

@@ -3,17 +3,17 @@
 import shutil
 import sys
 import time
-from typing import Any, TextIO
+from typing import Self, TextIO
 
 import numpy as np
 
-REFRESH = 0.25  # seconds between two looks
+REFRESH = 0.25  # seconds between two updates of the line on a terminal
 
 
 class Pace:
-    """How many records a chunk should hold so that it lasts about so many seconds.
+    """How many records a chunk should hold so that it lasts about `seconds`.
 
-    Without a number of seconds it holds as many as it has room for.
+    If `seconds` is None, it holds as many as it has room for.
     """
 
     def __init__(self, seconds: float | None):
@@ -35,9 +35,9 @@ class Pace:
 
 
 class Progress:
-    """Shows step, f, h, multiplier and eps while a run goes on; does nothing unless enabled.
+    """Shows step, f, h, multiplier and eps during a run; does nothing unless enabled.
 
-    On a terminal one line is rewritten; elsewhere a plain line is written every ten seconds.
+    On a terminal one line is rewritten; otherwise a plain line is written every ten seconds.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Progress:
         self.began = self.shown = time.monotonic()
         self.last: dict[str, float] | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.enabled and self.last is not None:
             self._show(end="\n")
 
     def update(self, rows: dict[str, np.ndarray]) -> None:
-        """Take in the rows of a chunk and refresh the line when it is due."""
+        """Record the rows of a chunk and refresh the line if it is due."""
         if not self.enabled or not len(rows["step"]):
             return
         self.last = {k: float(rows[k][-1]) for k in ("step", "f", "h", "multiplier", "eps")}

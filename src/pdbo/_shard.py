@@ -1,7 +1,5 @@
 """Many devices: the data of a problem split over them, everything else on each of them."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 from jax.sharding import Mesh
@@ -16,21 +14,21 @@ from .linear import DenseMatrix, SparseMatrix, SplitMatrix
 def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -> Problem:
     """The same problem with its data split over the devices of a mesh, row by row.
 
-    `solve`, `certify`, `multistart` and `compare` take it as they take any problem. Every leaf of
-    the data is split along its leading axis, a matrix of `pdbo.linear` by its rows; x and y are
-    held by every device, and the compiler adds the sums over the devices that f, g and their
-    gradients need. The functions stay as they are.
+    `solve`, `certify`, `multistart` and `compare` accept it like any problem. Every leaf of the
+    data is split along its leading axis, a matrix of `pdbo.linear` by its rows; every device holds
+    x and y, and the compiler adds the sums over devices that f, g and their gradients need. The
+    functions need no change.
 
     Arguments:
         problem: the problem.
-        mesh: the devices, as from `jax.make_mesh((8,), ("data",))`: all axes together split the
-            rows. None is every device there is, of all hosts.
+        mesh: the devices, such as `jax.make_mesh((8,), ("data",))`; all axes together split the
+            rows. None means all devices of all hosts.
         split: which leaves to split: True for all, or a tree of booleans shaped like the data or
-            its upper levels. A leaf with fewer rows than there are devices is never split; one
-            whose rows the devices do not divide evenly is held whole by each, with a warning.
+            its upper levels. A leaf with fewer rows than devices is never split; if the devices
+            do not divide the rows of a leaf evenly, each of them holds all of it, with a warning.
 
     On many hosts every process calls this with the same problem and data. A leaf that is already
-    spread over the mesh is kept as it is, so that no host needs to hold all of the data.
+    spread over the mesh is kept as it is, so no host needs to hold all of the data.
     """
     check_problem(problem)
     if problem.mesh is not None:
@@ -43,7 +41,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     mesh = mesh_of(mesh)
     uneven = []
 
-    def one(path: Any, leaf: Any, wanted: bool) -> Any:
+    def place(path: tuple, leaf: PyTree, wanted: bool) -> PyTree:
         if not isinstance(leaf, jax.Array | SparseMatrix | DenseMatrix):
             return leaf
         if isinstance(leaf, jax.Array) and leaf.sharding.device_set == whole(mesh).device_set:
@@ -55,12 +53,12 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
             return everywhere(mesh, leaf)
         if isinstance(leaf, SparseMatrix):
             leaf = SplitMatrix.of(leaf, mesh)
-        if isinstance(leaf, DenseMatrix):  # its rows are the columns of what it keeps
+        if isinstance(leaf, DenseMatrix):  # it stores its transpose
             return DenseMatrix(put(leaf.transposed, rows(mesh, 1)))
         return jax.tree.map(lambda array: put(array, rows(mesh)), leaf)
 
     data = jax.tree_util.tree_map_with_path(
-        one, problem.data, _flags(problem.data, split), is_leaf=_is_matrix
+        place, problem.data, _flags(problem.data, split), is_leaf=_is_matrix
     )
     if uneven:
         warn(
@@ -73,7 +71,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     )
 
 
-def _is_matrix(node: Any) -> bool:
+def _is_matrix(node: object) -> bool:
     return isinstance(node, SparseMatrix | DenseMatrix)
 
 

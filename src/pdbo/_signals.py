@@ -1,26 +1,30 @@
-"""Ctrl-C and SIGTERM, heard while compiled code runs and answered between its chunks."""
+"""Ctrl-C and SIGTERM, noticed while compiled code runs and handled between its chunks."""
 
 import contextlib
 import os
 import signal
 import socket
 import threading
-from typing import Any, NoReturn
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn, Self, TypeAlias
+
+Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 class Terminated(SystemExit):
-    """SIGTERM came: uncaught, it ends the process with the code a shell gives that, 143."""
+    """SIGTERM was received: uncaught, it ends the process with code 143, as shells report it."""
 
 
-def leave(number: int, _: Any = None) -> NoReturn:
+def leave(number: int, _: FrameType | None = None) -> NoReturn:
     """A handler that ends the process in an orderly way."""
     raise Terminated(128 + number)
 
 
-def leave_at_once(number: int, _: Any = None) -> NoReturn:
-    """A handler for as long as there is nothing to lose: one sentence, and the process ends.
+def leave_at_once(number: int, _: FrameType | None = None) -> NoReturn:
+    """A handler for the time before there is anything to lose: prints one sentence and exits.
 
-    An exception in the middle of an import is swallowed by some extension modules.
+    It raises no exception, since some extension modules swallow one during their import.
     """
     os.write(2, b"pdbo: interrupted.\n")
     os._exit(128 + number)
@@ -29,18 +33,18 @@ def leave_at_once(number: int, _: Any = None) -> NoReturn:
 class Signals:
     """Notes the first Ctrl-C or SIGTERM in `received`; another Ctrl-C ends the process at once.
 
-    A handler in Python waits for the compiled code the main thread is in, however long that takes.
-    So a thread of its own reads what Python's handler in C writes to a socket, and is in time.
+    A handler in Python waits until the compiled code in the main thread returns. So a separate
+    thread reads what Python's handler in C writes to a socket, without delay.
 
-    Only the default handlers are replaced, those of `pdbo` too, and put back at the end: a program
-    that handles a signal itself keeps doing so. Outside the main thread nothing is changed.
+    Only default handlers, and those of `pdbo`, are replaced, and they are restored at the end: a
+    program that handles a signal itself keeps doing so. Outside the main thread nothing changes.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Handler] = {}
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             return self
         default = (signal.SIG_DFL, signal.default_int_handler, leave)
@@ -57,24 +61,24 @@ class Signals:
             self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._before:
             return
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._writer.close()  # the thread reads an end
+        self._writer.close()  # ends the thread
         self._thread.join()
         self._reader.close()
 
-    def _note(self, number: int, _: Any) -> None:
+    def _note(self, number: int, _: FrameType | None) -> None:
         if self.received is None:
             self.received = number
 
     def _listen(self) -> None:
         noted = 0
         while byte := self._reader.recv(1):
-            if self._wakeup >= 0:  # somebody else listened before
+            if self._wakeup >= 0:  # another listener was installed before: pass it on
                 with contextlib.suppress(OSError):
                     os.write(self._wakeup, byte)
             number = byte[0]

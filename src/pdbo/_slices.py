@@ -1,38 +1,51 @@
 """The product of a sparse and a dense matrix on an NVIDIA GPU, as one Pallas kernel."""
 
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
 
 # Chosen by the time of PDBO's iterations on an H200, for 20 Newsgroups and 20 classes.
 HEIGHT = 32  # pieces of rows in a slice
 DEPTH = 32  # most entries in a piece: longer rows are cut
 WIDTH = 32  # columns of the dense matrix that one program works on
 TOGETHER = 4  # lines of a slice whose rows of the dense matrix are fetched at once
-WARPS = 8
+WARPS = 8  # of 32 threads each, per program
+
+
+class Compressed(Protocol):
+    """What is used of a CSR matrix of SciPy's."""
+
+    shape: tuple[int, int]
+    nnz: int
+    data: np.ndarray
+    indices: np.ndarray
+    indptr: np.ndarray
 
 
 class Slices(eqx.Module):
     """Pieces of rows in order of their length, HEIGHT of them side by side in a slice.
 
     Slice s holds the lines `starts[s] : starts[s + 1]` of `values` and `columns`: the k-th of them
-    has the k-th entry of each piece. `rows[s]` says to which row a piece is to be added; it is
-    -1 - row where the piece is the whole row, and the number of rows where there is no piece.
+    has the k-th entry of each piece. `rows[s]` is the row that each piece adds to: -1 - row if the
+    piece is the whole row, and the number of rows if the place is empty.
 
     Reference: Kreutzer, Hager, Wellein, Fehske & Bishop, SIAM J. Sci. Comput. 36 (2014), who call
     it SELL-C-sigma; cutting long rows is added.
     """
 
-    values: Array  # (entries, HEIGHT)
-    columns: Array
-    starts: Array
-    rows: Array  # (slices, HEIGHT)
+    values: Float[Array, "lines height"]
+    columns: Int[Array, "lines height"]
+    starts: Int[Array, " slices+1"]
+    rows: Int[Array, "slices height"]
 
 
 def available() -> bool:
@@ -42,7 +55,7 @@ def available() -> bool:
     return "cuda" in jax.devices()[0].client.platform_version.lower()
 
 
-def slices(matrix: Any, dtype: Any, room: int) -> Slices:
+def slices(matrix: Compressed, dtype: "DTypeLike", room: int) -> Slices:
     """The slices of a SciPy CSR matrix; their shapes depend on its shape and the room alone."""
     count, lengths = matrix.shape[0], np.diff(matrix.indptr)
     pieces = -(-lengths // DEPTH)
@@ -53,20 +66,20 @@ def slices(matrix: Any, dtype: Any, room: int) -> Slices:
     order = np.argsort(-size, kind="stable")
     most = -(-(room // DEPTH + count) // HEIGHT)
 
-    def shaped(a: Any, fill: int) -> np.ndarray:
+    def shaped(a: np.ndarray, fill: int) -> np.ndarray:
         return np.pad(a[order], (0, most * HEIGHT - len(a)), constant_values=fill)
 
     size, start = shaped(size, 0), shaped(start, 0)
     row = shaped(np.where(pieces[row] == 1, -1 - row, row), count)
     starts = np.concatenate([[0], np.cumsum(size.reshape(most, HEIGHT).max(1))])
-    # lengths fall from slice to slice, so what the shorter pieces leave empty adds up to DEPTH
+    # lengths fall from slice to slice, so the shorter pieces leave at most DEPTH lines empty
     shape = (room // HEIGHT + DEPTH + 2, HEIGHT)
     values, columns = np.zeros(shape), np.zeros(shape, np.int32)
     place, lane = np.repeat(starts[:-1], HEIGHT), np.tile(np.arange(HEIGHT), most)
     for k in range(int(size.max(initial=0))):
-        has = size > k
-        values[place[has] + k, lane[has]] = matrix.data[start[has] + k]
-        columns[place[has] + k, lane[has]] = matrix.indices[start[has] + k]
+        long = size > k
+        values[place[long] + k, lane[long]] = matrix.data[start[long] + k]
+        columns[place[long] + k, lane[long]] = matrix.indices[start[long] + k]
     return Slices(
         jnp.asarray(values, dtype),
         jnp.asarray(columns),
@@ -75,27 +88,28 @@ def slices(matrix: Any, dtype: Any, room: int) -> Slices:
     )
 
 
-def multiply(matrix: Slices, count: int, w: Array) -> Array:
-    """The product with w, `count` being the rows of the matrix."""
+def multiply(matrix: Slices, count: int, w: Float[Array, "columns k"]) -> Float[Array, "rows k"]:
+    """The product with w of a matrix of `count` rows."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     width = min(WIDTH, 1 << (w.shape[1] - 1).bit_length())
 
-    def one(values: Any, columns: Any, starts: Any, rows: Any, w: Any, _: Any, out: Any) -> None:
+    # the arguments are Pallas references, which have no public type
+    def program(values, columns, starts, rows, w, _, out) -> None:
         this = pl.program_id(0)
         column = pl.program_id(1) * width + jnp.arange(width, dtype=jnp.int32)[None, :]
         inside = jnp.broadcast_to(column < out.shape[1], (HEIGHT, width))
         first, last = triton.load(starts.at[this]), triton.load(starts.at[this + 1])
 
-        def add(turn: Any, total: Array) -> Array:
+        def add(turn: Int[Array, ""], total: Array) -> Array:
             terms = []
             for line in [first + TOGETHER * turn + k for k in range(TOGETHER)]:
-                here, all_ = jnp.broadcast_to(line < last, (HEIGHT,)), pl.ds(0, HEIGHT)
-                at = triton.load(columns.at[line, all_], mask=here, other=0)[:, None]
-                value = triton.load(values.at[line, all_], mask=here, other=0)[:, None]
-                there = inside & (value != 0)  # what fills up a slice meets no number of w
-                terms.append(value * triton.load(w.at[at, column], mask=there, other=0))
+                in_slice, every = jnp.broadcast_to(line < last, (HEIGHT,)), pl.ds(0, HEIGHT)
+                at = triton.load(columns.at[line, every], mask=in_slice, other=0)[:, None]
+                value = triton.load(values.at[line, every], mask=in_slice, other=0)[:, None]
+                real = inside & (value != 0)  # padding must not touch w, which may be inf or NaN
+                terms.append(value * triton.load(w.at[at, column], mask=real, other=0))
             return sum(terms, total)
 
         @pl.when(last > first)
@@ -109,12 +123,12 @@ def multiply(matrix: Slices, count: int, w: Array) -> Array:
             triton.atomic_add(out, (at, column), total, mask=inside & part)
 
     call = pl.pallas_call(
-        one,
+        program,
         out_shape=jax.ShapeDtypeStruct((count, w.shape[1]), w.dtype),
         grid=(matrix.starts.shape[0] - 1, -(-w.shape[1] // width)),
         input_output_aliases={5: 0},
         compiler_params=triton.CompilerParams(num_warps=WARPS),
     )
-    # a zero that the compiler does not know for one: constants are shared, and then copied
+    # a zero that the compiler cannot recognise: constants are shared, and then copied
     zeros = jnp.full((count, w.shape[1]), matrix.starts[0].astype(w.dtype))
     return call(matrix.values, matrix.columns, matrix.starts, matrix.rows, w, zeros)

@@ -1,4 +1,4 @@
-"""Signs of life among the processes of a run: a lost one is named, and the others end."""
+"""Signs of life among the processes of a run: if one is lost, the others name it and end."""
 
 import contextlib
 import ctypes
@@ -20,10 +20,11 @@ LOST = 3
 
 
 class Store:
-    """What the processes tell each other, through the key-value store that process 0 keeps for JAX.
+    """Messages between the processes, through the key-value store that process 0 keeps for JAX.
 
-    Everything private of JAX is here. The store, the address of process 0 and leaving without
-    waiting for the others have no public names (JAX 0.10.2; `jax.distributed` has three functions).
+    All uses of private parts of JAX are here. The store, the address of process 0 and leaving
+    without waiting for the others have no public names (JAX 0.10.2; `jax.distributed` has three
+    functions).
     """
 
     def __init__(self) -> None:
@@ -33,25 +34,25 @@ class Store:
         self.address = host.strip("[]"), int(port)
 
     def put(self, topic: str, rank: int, text: str) -> None:
-        """Say something about a process, in place of what was said before."""
+        """Set the message about a process."""
         self.client.key_value_set(f"pdbo/{topic}/{rank}", text, allow_overwrite=True)
 
     def get(self, topic: str) -> dict[int, str]:
-        """What was said, by the rank of the process it is about."""
+        """The messages, by the rank of the process they are about."""
         found = self.client.key_value_dir_get(f"pdbo/{topic}")
         return {int(key.rpartition("/")[2]): text for key, text in found}
 
     def abandon(self) -> None:
-        """Keep JAX from waiting for the others, at exit or when its parts are deleted."""
+        """Keep JAX from waiting for the others at exit or when its objects are deleted."""
         for part in (global_state.client, global_state.service):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
         global_state.client = global_state.service = None
 
 
 class Watch:
-    """Tells the others that this process lives, and ends it if one of them does not.
+    """Tells the others that this process lives, and ends it if another one is lost.
 
-    One thread talks to the store, which may hang; another minds the clock.
+    One thread talks to the store, which may hang; another watches the clock.
     """
 
     def __init__(self, heartbeat: float) -> None:
@@ -66,7 +67,7 @@ class Watch:
             threading.Thread(target=work, daemon=True).start()
 
     def meet(self, seconds: float) -> bool:
-        """Wait for the others to come to their end too; whether they did."""
+        """Wait for the others to finish too, and return whether they did."""
         until = time.monotonic() + seconds
         while True:
             with contextlib.suppress(Exception):
@@ -74,19 +75,19 @@ class Watch:
                 if list(self.store.get("done").values()).count("yes") == self.count:
                     return True
             if time.monotonic() > until:
-                with contextlib.suppress(Exception):  # whoever comes later has no one to meet
+                with contextlib.suppress(Exception):  # later processes must not wait for this one
                     self.store.put("done", self.rank, "no")
                 return False
             time.sleep(self.pause / 5)
 
     def close(self) -> None:
-        """Part from the others, all of whom have come to their end."""
+        """Leave after all the others have finished."""
         self.over.set()
         jax.distributed.shutdown()
         on_abort(None)
 
     def leave(self, why: str) -> None:
-        """Part from the others, who are told why."""
+        """Leave before the others have finished, and tell them why."""
         self.over.set()
         self._tell(self.rank, f"has left ({why})")
         self.store.abandon()
@@ -115,11 +116,11 @@ class Watch:
                     self._end(rank, f"is lost: no sign of life for {silence:.0f} s")
 
     def _aborted(self) -> None:
-        if self.over.is_set():  # on the way out already
+        if self.over.is_set():  # this process is leaving already
             os._exit(1)
         with contextlib.suppress(OSError):
             socket.create_connection(self.store.address, timeout=1).close()
-            return  # process 0 is there: something else is wrong
+            return  # process 0 answers: something else is wrong
         self._end(0, "is lost: its address no longer answers")
 
     def _end(self, rank: int, what: str) -> None:
@@ -134,7 +135,7 @@ class Watch:
         )
 
     def _tell(self, rank: int, what: str) -> None:
-        """Say who is gone; process 0 keeps the store open until the others have read it."""
+        """Tell the others who is gone; process 0 keeps the store open until they have read it."""
         with contextlib.suppress(Exception):
             self.store.put("gone", rank, what)
         if self.rank == 0:
@@ -150,15 +151,15 @@ def say_and_exit(sentence: str) -> NoReturn:
     os._exit(LOST)
 
 
-_handler: Any = None  # C calls it: it must not be collected
+_handler: object = None  # kept here, since C calls it: it must not be collected
 
 
 def on_abort(answer: Callable[[], object] | None) -> None:
-    """Call `answer` before JAX aborts the process, as it does once process 0 cannot be reached.
+    """Call `answer` before JAX aborts the process, as it does if process 0 cannot be reached.
 
-    JAX offers nothing gentler: its callback for a missed heartbeat cannot be a Python function
-    (jaxlib 0.10.2 dies of a bad cast), and a handler set by `signal.signal` runs too late. The
-    signal comes from a thread of JAX that holds no lock of Python's, so `answer` may run Python.
+    JAX has no better way: its callback for a missed heartbeat cannot be a Python function (jaxlib
+    0.10.2 fails with a bad cast), and a handler set by `signal.signal` runs too late. The signal
+    comes from a thread of JAX that holds no lock of Python, so `answer` may run Python.
     """
     global _handler
     if os.name == "posix":

@@ -1,29 +1,30 @@
 """Arrays that no host holds whole, written and read by all hosts together through Orbax."""
 
+import os
 import pathlib
-from typing import Any
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PyTree, UInt32
 
 from ._errors import CheckpointError, brief
 from ._mesh import mesh_of, rows, whole
 
 
-def save_arrays(path: Any, tree: PyTree) -> None:
+def save_arrays(path: str | os.PathLike[str], tree: PyTree) -> None:
     """Write nested dicts and lists of arrays, spread over devices or not, to a new folder.
 
-    Every process calls this; on many hosts the folder must be one that all of them see. Orbax
-    itself reads most damaged files without a word, so checksums are kept beside the arrays.
+    Every process calls this; on many hosts all of them must see the folder. Orbax does not notice
+    most damaged files, so checksums are kept beside the arrays.
     """
     ocp = _orbax()
     path = pathlib.Path(path).absolute()
     if path.exists():
-        raise CheckpointError(f"{path} is there already: choose another folder.")
+        raise CheckpointError(f"{path} exists already: choose another folder.")
     sums = {f"sum {i}": _checksum(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     try:
         with ocp.StandardCheckpointer() as checkpointer:
@@ -32,11 +33,11 @@ def save_arrays(path: Any, tree: PyTree) -> None:
         raise CheckpointError(f"{path} cannot be written: {brief(error)}.") from None
 
 
-def load_arrays(path: Any, mesh: Mesh | None = None) -> PyTree:
+def load_arrays(path: str | os.PathLike[str], mesh: Mesh | None = None) -> PyTree:
     """Read what `save_arrays` wrote, split over the devices of a mesh as `pdbo.shard` splits data.
 
-    Handed to `Problem` as data and then to `shard` with the same mesh, it stays where it is. The
-    mesh may be another than the one the arrays were written from; None is every device there is.
+    As the data of a `Problem` passed to `shard` with the same mesh, the arrays are not moved. The
+    mesh may differ from the one the arrays were written from; None means all devices.
     """
     ocp = _orbax()
     path = pathlib.Path(path).absolute()
@@ -44,7 +45,7 @@ def load_arrays(path: Any, mesh: Mesh | None = None) -> PyTree:
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {path}.")
 
-    def place(leaf: Any) -> jax.ShapeDtypeStruct:
+    def place(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         split = leaf.shape and leaf.shape[0] >= mesh.size and leaf.shape[0] % mesh.size == 0
         sharding = rows(mesh) if split else whole(mesh)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -65,7 +66,7 @@ def load_arrays(path: Any, mesh: Mesh | None = None) -> PyTree:
     return arrays
 
 
-def _orbax() -> Any:
+def _orbax() -> types.ModuleType:
     try:
         import orbax.checkpoint as ocp
     except ImportError:
@@ -76,10 +77,10 @@ def _orbax() -> Any:
 
 
 @jax.jit
-def _checksum(array: Array) -> Array:
-    """A sum of all words of an array, each with an odd factor from its place.
+def _checksum(array: Array) -> UInt32[Array, ""]:
+    """A sum of all words of an array, each times an odd factor that depends on its place.
 
-    However the array is spread over devices it is the same; a flipped bit always changes it.
+    It does not depend on how the array is spread over devices; a flipped bit always changes it.
     """
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)

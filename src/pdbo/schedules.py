@@ -1,7 +1,8 @@
 """Step-size schedules: constant ones, and those of the convergence theorems with their bounds."""
 
 import abc
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PyTree
 
 from . import _trees as trees
 from ._checks import at_least, check_point, is_number, number
 from ._errors import ProblemError
 from ._problem import Problem, check_problem
+from .sets import Set
 
 __all__ = [
     "Bound",
@@ -40,7 +43,7 @@ class Schedule(eqx.Module):
     """Maps the iteration t = 0, 1, ... to its `Steps`."""
 
     @abc.abstractmethod
-    def __call__(self, t: Array) -> Steps:
+    def __call__(self, t: Int[Array, ""]) -> Steps:
         """The steps of iteration t."""
 
 
@@ -51,12 +54,12 @@ class Constant(Schedule):
     dual: Float[Array, ""]
     extrapolation: Float[Array, ""]
 
-    def __call__(self, t: Array) -> Steps:
+    def __call__(self, t: Int[Array, ""]) -> Steps:
         """The steps of iteration t."""
         return Steps(self.primal, self.dual, self.extrapolation, number(t + 1))
 
 
-def constant(primal: Any, dual: Any, extrapolation: Any = 0.0) -> Constant:
+def constant(primal: ArrayLike, dual: ArrayLike, extrapolation: ArrayLike = 0.0) -> Constant:
     r"""Constant steps: primal $1/\eta$, dual $1/\tau$, extrapolation $\theta$."""
     return Constant(
         at_least("primal_step", primal, 0),
@@ -66,22 +69,22 @@ def constant(primal: Any, dual: Any, extrapolation: Any = 0.0) -> Constant:
 
 
 class Constants(NamedTuple):
-    r"""What the theorems need to know of a problem, in the paper's symbols.
+    r"""The constants of a problem that the theorems need, in the paper's symbols.
 
     Attributes:
         rho_f, rho_g: Lipschitz constants of $\nabla f$ and $\nabla g$.
         L_g: $\sup\|\nabla g\|$.
-        mu: the strong convexity of f (negative where f is not convex).
+        mu: the strong convexity of f (negative if f is not convex).
         D_f: $\sup |f(z) - f(z')|$.
         D_Z: the diameter of the sets.
     """
 
-    rho_f: Any
-    rho_g: Any
-    L_g: Any
-    mu: Any
-    D_f: Any
-    D_Z: Any
+    rho_f: float | Float[Array, ""]
+    rho_g: float | Float[Array, ""]
+    L_g: float | Float[Array, ""]
+    mu: float | Float[Array, ""]
+    D_f: float | Float[Array, ""]
+    D_Z: float | Float[Array, ""]
 
 
 def estimate_constants(
@@ -99,12 +102,12 @@ def estimate_constants(
     The Lipschitz constants and $\mu$ are extreme eigenvalues of the Hessians, by power iteration
     on Hessian-vector products at every sample; the suprema are taken over the samples. Half of
     the samples are spread over the sets, half are extreme points of them, where convex functions
-    have their suprema. They are estimates from below: exact for quadratics on the eigenvalue
-    side, as dense as `samples` on the other.
+    have their suprema. All are estimates from below. Eigenvalues of quadratics are exact; the
+    suprema improve with `samples`.
 
     Arguments:
         problem: the problem.
-        x, y: a point that gives the shapes, and the centre of the ball sampled where a set is
+        x, y: a point that gives the shapes, and the centre of the ball sampled if a set is
             unbounded.
         radius: the radius of that ball.
         samples: how many points; iterations: how many power iterations at each.
@@ -121,69 +124,37 @@ def estimate_constants(
 
 @eqx.filter_jit
 def _estimate(
-    problem: Problem, x: PyTree, y: PyTree, radius: Any, samples: int, iterations: int, key: Array
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    radius: ArrayLike,
+    samples: int,
+    iterations: int,
+    key: Array,
 ) -> Constants:
     z0, unravel = ravel_pytree((x, y))
-    sets = (problem.x_set, problem.y_set)
+    parts = ((problem.x_set, x), (problem.y_set, y))
     outer = lambda z: problem.outer(*unravel(z))  # noqa: E731
     inner = lambda z: problem.inner(*unravel(z))  # noqa: E731
 
-    def extent(index: int, point: PyTree) -> Array:
-        """The radius that counts for one of the sets: its own, or the one asked for."""
-        half = sets[index].diameter(point) / 2
-        return jnp.where(jnp.isfinite(half), half, jnp.asarray(radius, half.dtype))
+    def draw(sample: Callable[..., PyTree], keys: Array) -> Float[Array, "samples z"]:
+        def one(key: Array) -> Float[Array, " z"]:
+            pairs = zip(parts, jax.random.split(key), strict=True)
+            return ravel_pytree(tuple(sample(s, k, z, radius) for (s, z), k in pairs))[0]
 
-    def spread(key: Array) -> Array:
-        keys = jax.random.split(key)
-        points = [
-            s.sample(k, v, extent(i, v))
-            for i, (s, k, v) in enumerate(zip(sets, keys, (x, y), strict=True))
-        ]
-        return ravel_pytree(tuple(points))[0]
+        return jax.vmap(one)(keys)
 
-    def extreme(key: Array) -> Array:
-        keys = jax.random.split(key)
-        points = []
-        for i, (s, k, v) in enumerate(zip(sets, keys, (x, y), strict=True)):
-            flat, back = ravel_pytree(v)
-            direction = jax.random.normal(k, flat.shape, flat.dtype)
-            length = jnp.maximum(trees.norm(direction), 1e-30)
-            bounded = jnp.isfinite(s.diameter(v))
-            # far outside a bounded set every direction projects to an extreme point
-            reach = extent(i, v) * jnp.where(bounded, 1e3, 1.0)
-            points.append(s.project(back(flat + reach / length * direction)))
-        return ravel_pytree(tuple(points))[0]
-
-    def eigenvalues(function: Any, z: Array, key: Array) -> tuple[Array, Array]:
-        """The eigenvalue of largest modulus of the Hessian at z, and the smallest one."""
-        hvp = lambda v: jax.jvp(jax.grad(function), (z,), (v,))[1]  # noqa: E731
-        start = jax.random.normal(key, z.shape, z.dtype)
-
-        def power(apply: Any) -> Array:
-            def once(_: Any, v: Array) -> Array:
-                v = apply(v)
-                size = jnp.linalg.norm(v)
-                return v / jnp.where(size > 0, size, 1)
-
-            v = lax.fori_loop(0, iterations, once, start / jnp.linalg.norm(start))
-            return jnp.vdot(v, apply(v)) / jnp.maximum(jnp.vdot(v, v), 1e-30)
-
-        # shifted by the modulus, the spectrum is one-sided and the power method finds its ends
-        largest = jnp.abs(power(lambda v: hvp(hvp(v)))) ** 0.5
-        return largest, largest - power(lambda v: largest * v - hvp(v))
-
-    def at(z: Array, key: Array) -> tuple[Array, ...]:
-        rho_f, mu = eigenvalues(outer, z, key)
-        rho_g, _ = eigenvalues(inner, z, key)
+    def at(z: Float[Array, " z"], key: Array) -> tuple[Float[Array, ""], ...]:
+        rho_f, mu = _eigenvalues(outer, z, key, iterations)
+        rho_g, _ = _eigenvalues(inner, z, key, iterations)
         return rho_f, rho_g, jnp.linalg.norm(jax.grad(inner)(z)), mu, outer(z)
 
     keys = jax.random.split(key, samples)
     half = samples // 2
-    points = jnp.concatenate(
-        [jax.vmap(spread)(keys[:half]), jax.vmap(extreme)(keys[half:]), z0[None]]
-    )
+    points = [draw(_spread_point, keys[:half]), draw(_extreme_point, keys[half:]), z0[None]]
+    points = jnp.concatenate(points)
     rho_f, rho_g, slope, mu, value = jax.vmap(at)(points, jax.random.split(key, len(points)))
-    extents = jnp.stack([extent(0, x), extent(1, y)])
+    extents = jnp.stack([_extent(s, z, radius) for s, z in parts])
     return Constants(
         rho_f=jnp.max(rho_f),
         rho_g=jnp.max(rho_g),
@@ -192,6 +163,52 @@ def _estimate(
         D_f=jnp.max(value) - jnp.min(value),
         D_Z=2 * jnp.linalg.norm(extents),
     )
+
+
+def _extent(constraint: Set, z: PyTree, radius: ArrayLike) -> Float[Array, ""]:
+    """Half the diameter of a set, or `radius` if it is unbounded."""
+    half = constraint.diameter(z) / 2
+    return jnp.where(jnp.isfinite(half), half, jnp.asarray(radius, half.dtype))
+
+
+def _spread_point(constraint: Set, key: Array, z: PyTree, radius: ArrayLike) -> PyTree:
+    """A random point of a set, around z if it is unbounded."""
+    return constraint.sample(key, z, _extent(constraint, z, radius))
+
+
+def _extreme_point(constraint: Set, key: Array, z: PyTree, radius: ArrayLike) -> PyTree:
+    """An extreme point of a set in a random direction, at `radius` from z if it is unbounded."""
+    flat, unravel = ravel_pytree(z)
+    direction = jax.random.normal(key, flat.shape, flat.dtype)
+    length = jnp.maximum(trees.norm(direction), 1e-30)
+    bounded = jnp.isfinite(constraint.diameter(z))
+    # far outside a bounded set every direction projects to an extreme point
+    reach = _extent(constraint, z, radius) * jnp.where(bounded, 1e3, 1.0)
+    return constraint.project(unravel(flat + reach / length * direction))
+
+
+def _eigenvalues(
+    function: Callable[[Float[Array, " z"]], Float[Array, ""]],
+    z: Float[Array, " z"],
+    key: Array,
+    iterations: int,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The largest modulus of an eigenvalue of the Hessian at z, and its smallest eigenvalue."""
+    hvp = lambda v: jax.jvp(jax.grad(function), (z,), (v,))[1]  # noqa: E731
+    start = jax.random.normal(key, z.shape, z.dtype)
+
+    def power(apply: Callable[[Float[Array, " z"]], Float[Array, " z"]]) -> Float[Array, ""]:
+        def once(_: Int[Array, ""], v: Float[Array, " z"]) -> Float[Array, " z"]:
+            v = apply(v)
+            size = jnp.linalg.norm(v)
+            return v / jnp.where(size > 0, size, 1)
+
+        v = lax.fori_loop(0, iterations, once, start / jnp.linalg.norm(start))
+        return jnp.vdot(v, apply(v)) / jnp.maximum(jnp.vdot(v, v), 1e-30)
+
+    # shifted by the modulus, the spectrum is one-sided and the power method finds its ends
+    largest = jnp.abs(power(lambda v: hvp(hvp(v)))) ** 0.5
+    return largest, largest - power(lambda v: largest * v - hvp(v))
 
 
 class Bound(NamedTuple):
@@ -203,12 +220,12 @@ class Bound(NamedTuple):
         distance2: bounds $\|\bar z - z^*\|^2$.
     """
 
-    outer: Any
-    constraint: Any
-    distance2: Any
+    outer: float
+    constraint: float
+    distance2: float
 
     @property
-    def largest(self) -> Any:
+    def largest(self) -> float:
         """The bound on the largest of the three errors."""
         return max(self)
 
@@ -240,7 +257,7 @@ class Theory(Schedule):
     proximal_h: Float[Array, ""]
     constants: Constants
 
-    def __call__(self, t: Array) -> Steps:
+    def __call__(self, t: Int[Array, ""]) -> Steps:
         """The steps of iteration t."""
         t = number(t)
         weight = t + self.t0 + 1
@@ -257,7 +274,7 @@ class Theory(Schedule):
         Differs from the paper in: the dual terms start at t = 1, since $\tau_0$ is infinite:
         $\gamma_1\tau_1$ stands for $\gamma_0\tau_0$ and the unanswered first dual gap adds
         $2\gamma_0 B(L_g D_Z + \delta)$; the distance is the average's, by strong convexity of the
-        Lagrangian, where the printed line is the last iterate's; its $2L_gBD_Z$ is kept.
+        Lagrangian, while the printed line is the last iterate's; its $2L_gBD_Z$ is kept.
         """
         mu, L, t0, B, alpha, delta = map(
             float, (self.mu, self.L_g, self.t0, self.dual_bound, self.smoothing, self.slack)
@@ -298,8 +315,8 @@ def theory(
     Arguments:
         constants: from `estimate_constants`, or known.
         smoothing: $\alpha > 0$; slack: $\delta > 0$.
-        proximal: whether for the subproblems of Proximal-PDBO, where $\mu = \rho_f$,
-            $3\rho_f$ and $2\rho_h$ stand for $\rho_f$ and $\rho_h$, and
+        proximal: whether it is for the subproblems of Proximal-PDBO: there $\mu = \rho_f$,
+            $3\rho_f$ and $2\rho_h$ replace $\rho_f$ and $\rho_h$, and
             $B = (D_f + \rho_f D_Z^2)/\delta + 1$.
     """
     if not isinstance(constants, Constants):

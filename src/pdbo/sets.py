@@ -4,7 +4,7 @@ import abc
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 import equinox as eqx
 import jax
@@ -12,10 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from . import _trees as trees
 from ._errors import ProblemError
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
 
 __all__ = [
     "Affine",
@@ -33,15 +37,15 @@ __all__ = [
 class Set(eqx.Module):
     r"""A closed convex set $S$ of pytrees, each pytree seen as one vector.
 
-    The numbers of a set are array leaves, cast to the dtype of the point at hand. A subclass gives
-    its projection and tangent cone in the methods with a leading underscore.
+    The numbers of a set are array leaves, cast to the dtype of the point. A subclass implements
+    `_project` and `_tangent`.
     """
 
     def project(self, z: PyTree) -> PyTree:
         r"""The nearest point $P(z) = \arg\min_{w \in S} \|w - z\|$."""
         return self._project(_arrays(z))
 
-    def distance(self, z: PyTree) -> Array:
+    def distance(self, z: PyTree) -> Float[Array, ""]:
         r"""The Euclidean distance $\|z - P(z)\|$."""
         z = _arrays(z)
         return _norm(trees.sub(z, self._project(z)))
@@ -49,49 +53,49 @@ class Set(eqx.Module):
     def tangent(self, z: PyTree, v: PyTree, eps: float | None = None) -> PyTree:
         """The projection of `v` onto the tangent cone at the point `z` of the set.
 
-        A bound is active where it holds with equality up to a few units in the last place. `eps`
-        is that unit where `z` was computed in a lower precision than its dtype has.
+        A bound is active if it holds with equality up to a few units in the last place. `eps`
+        is that unit if `z` was computed in a lower precision than that of its dtype.
         """
         z = _arrays(z)
         return self._tangent(z, _arrays(v), _few_ulps(z) if eps is None else 8 * eps)
 
-    def residual(self, z: PyTree, gradient: PyTree) -> Array:
+    def residual(self, z: PyTree, gradient: PyTree) -> Float[Array, ""]:
         r"""How far `z` is from stationary: $\mathrm{dist}(-\nabla, N(z)) = \|P_{T(z)}(-\nabla)\|$.
 
         The two are equal by Moreau's decomposition; $N$ is the normal and $T$ the tangent cone.
         """
         return _norm(self.tangent(z, jax.tree.map(jnp.negative, gradient)))
 
-    def contains(self, z: PyTree, tol: Any = None) -> Array:
+    def contains(self, z: PyTree, tol: ArrayLike | None = None) -> Bool[Array, ""]:
         """Whether the distance is at most `tol`, by default a few units in the last place."""
         if tol is None:
             return self._contains(_arrays(z))
         distance = self.distance(z)
         return distance <= jnp.asarray(tol, distance.dtype)
 
-    def diameter(self, z: PyTree) -> Array:
-        """The largest distance between two points shaped like `z`, `inf` where unbounded."""
+    def diameter(self, z: PyTree) -> Float[Array, ""]:
+        """The largest distance between two points shaped like `z`, `inf` if unbounded."""
         return jnp.asarray(self._diameter(_arrays(z)), trees.dtype(_arrays(z)))
 
-    def from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
-        """The point of the set that `u`, numbers from 0 to 1 shaped like `z`, stands for.
+    def from_unit_cube(self, u: PyTree, z: PyTree, radius: ArrayLike) -> PyTree:
+        """Map `u`, numbers from 0 to 1 shaped like `z`, to a point of the set.
 
-        Even `u` make even points: over the finite sides of a box, over a simplex, over the cube
-        around a ball, and elsewhere over the cube of half-width `radius` around `z`; a point
-        outside the set is projected.
+        Uniform `u` give uniform points over the finite sides of a box, over a simplex, over the
+        cube around a ball, and otherwise over the cube of half-width `radius` around `z`. Points
+        outside the set are projected.
         """
         return self._from_unit_cube(_arrays(u), _arrays(z), radius)
 
-    def sample(self, key: Array, z: PyTree, radius: Any) -> PyTree:
+    def sample(self, key: Array, z: PyTree, radius: ArrayLike) -> PyTree:
         """A random point: `from_unit_cube` of random numbers."""
         return self.from_unit_cube(_random(jax.random.uniform, key, _arrays(z)), z, radius)
 
-    def hashed_point(self, index: Array, z: PyTree, radius: Any) -> PyTree:
-        """The point that a hash of an integer stands for: always the same, and quick to compile."""
+    def hashed_point(self, index: ArrayLike, z: PyTree, radius: ArrayLike) -> PyTree:
+        """`from_unit_cube` of a hash of `index`: the same for the same index, quick to compile."""
         return self.from_unit_cube(_hashed(index, _arrays(z)), z, radius)
 
     def check(self, z: PyTree, name: str) -> None:
-        """Raise a `ProblemError` where the arrays of the set do not fit `z`.
+        """Raise a `ProblemError` if the arrays of the set do not fit `z`.
 
         `name` is the argument that holds the set, such as `y_set`; the point is then `y0`.
         """
@@ -103,21 +107,21 @@ class Set(eqx.Module):
     @abc.abstractmethod
     def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree: ...
 
-    def _contains(self, z: PyTree) -> Array:
+    def _contains(self, z: PyTree) -> Bool[Array, ""]:
         return self.distance(z) <= self._close(z, _few_ulps(z))
 
-    def _close(self, z: PyTree, ulps: float) -> Array:
+    def _close(self, z: PyTree, ulps: float) -> Float[Array, ""]:
         """The distance within which `z` counts as being on the boundary."""
         return ulps * trees.norm(z)
 
-    def _diameter(self, z: PyTree) -> Any:
+    def _diameter(self, z: PyTree) -> ArrayLike:
         return math.inf
 
-    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: ArrayLike) -> PyTree:
         return self._project(jax.tree.map(lambda u, z: _around(u, z, radius), u, z))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
-        """Any `z` fits a set without arrays."""
+        """Every `z` fits a set without arrays."""
 
 
 @final
@@ -152,30 +156,30 @@ class Box(Set):
         return jax.tree.map(jnp.clip, z, _fit(self.lo, z), _fit(self.hi, z))
 
     def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
-        def tangent(z, v, lo, hi):
+        def tangent(z: Array, v: Array, lo: Array, hi: Array) -> Array:
             close = ulps * jnp.abs(z)
             v = jnp.where(z - lo <= close, jnp.maximum(v, 0), v)
             return jnp.where(hi - z <= close, jnp.minimum(v, 0), v)
 
         return jax.tree.map(tangent, z, v, _fit(self.lo, z), _fit(self.hi, z))
 
-    def _contains(self, z: PyTree) -> Array:
-        def contains(z, lo, hi):
+    def _contains(self, z: PyTree) -> Bool[Array, ""]:
+        def contains(z: Array, lo: Array, hi: Array) -> Bool[Array, ""]:
             close = _few_ulps(z) * jnp.abs(z)
             return jnp.all((lo - z <= close) & (z - hi <= close))
 
         return _all(jax.tree.map(contains, z, _fit(self.lo, z), _fit(self.hi, z)))
 
-    def _diameter(self, z: PyTree) -> Array:
+    def _diameter(self, z: PyTree) -> Float[Array, ""]:
         return trees.norm(trees.sub(_fit(self.hi, z), _fit(self.lo, z)))
 
-    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
-        def at(u, z, lo, hi):
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: ArrayLike) -> PyTree:
+        def between(u: Array, z: Array, lo: Array, hi: Array) -> Array:
             bounded = jnp.isfinite(lo) & jnp.isfinite(hi)
             inside = (1 - u) * jnp.where(bounded, lo, 0) + u * jnp.where(bounded, hi, 0)
             return jnp.clip(jnp.where(bounded, inside, _around(u, z, radius)), lo, hi)
 
-        return jax.tree.map(at, u, z, _fit(self.lo, z), _fit(self.hi, z))
+        return jax.tree.map(between, u, z, _fit(self.lo, z), _fit(self.hi, z))
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
         _check_fit("Box lo", self.lo, z, name, point)
@@ -192,8 +196,8 @@ class NonNegative(Set):
     def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         return jax.tree.map(lambda z, v: jnp.where(z > 0, v, jnp.maximum(v, 0)), z, v)
 
-    def _contains(self, z: PyTree) -> Array:
-        # Not z >= 0: XLA takes max(z, 0) >= 0 for true, NaN or not.
+    def _contains(self, z: PyTree) -> Bool[Array, ""]:
+        # Not z >= 0: XLA simplifies max(z, 0) >= 0 to true, also for NaN.
         return _all(jax.tree.map(lambda p, z: jnp.all(p == z), self._project(z), z))
 
 
@@ -203,13 +207,13 @@ class Ball(Set):
 
     Arguments:
         radius: a number, at least 0.
-        center: a number, an array or a pytree of these, as the bounds of a `Box`.
+        center: a number, an array or a pytree of these, like the bounds of a `Box`.
     """
 
-    radius: Array
+    radius: Float[Array, ""]
     center: PyTree[Array]
 
-    def __init__(self, radius: Any, center: PyTree = 0.0):
+    def __init__(self, radius: ArrayLike, center: PyTree = 0.0):
         self.radius = _scalar("Ball radius", radius)
         self.center = _floats("Ball center", center, finite=True)
         if _concrete(radius) and np.asarray(radius) < 0:
@@ -221,7 +225,7 @@ class Ball(Set):
         length = _norm(offset)
         radius = jnp.asarray(self.radius, length.dtype)
         outside = length > radius
-        # Both factors are masked so that the branch not taken has a finite gradient.
+        # Both factors are masked, so that the branch not taken has a finite gradient.
         unit = _divide(offset, jnp.where(outside, length, 1))
         onto = trees.axpy(jnp.where(outside, radius, 1), unit, center)
         return trees.where(outside, onto, z)
@@ -236,14 +240,14 @@ class Ball(Set):
         inward = trees.axpy(-outward, unit, v)
         return trees.where(radius > 0, inward, trees.zeros_like(v))
 
-    def _close(self, z: PyTree, ulps: float) -> Array:
+    def _close(self, z: PyTree, ulps: float) -> Float[Array, ""]:
         offset = trees.sub(z, _fit(self.center, z))
         return ulps * jnp.maximum(trees.norm(z), trees.norm(offset))
 
-    def _diameter(self, z: PyTree) -> Array:
+    def _diameter(self, z: PyTree) -> Float[Array, ""]:
         return 2 * self.radius
 
-    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: ArrayLike) -> PyTree:
         bounded = jnp.isfinite(self.radius)
         middle = trees.where(bounded, _fit(self.center, z), z)
         return super()._from_unit_cube(u, middle, jnp.where(bounded, self.radius, radius))
@@ -262,9 +266,9 @@ class Simplex(Set):
     Reference: Held, Wolfe and Crowder, Validation of subgradient optimization, 1974.
     """
 
-    total: Array
+    total: Float[Array, ""]
 
-    def __init__(self, total: Any = 1.0):
+    def __init__(self, total: ArrayLike = 1.0):
         self.total = _scalar("Simplex total", total, finite=True)
         if _concrete(total) and np.asarray(total) < 0:
             raise ProblemError(f"Simplex total is {total}; expected at least 0.")
@@ -279,14 +283,14 @@ class Simplex(Set):
         positive = flat > ulps * self._total(flat)
         return unravel(_fill(direction, positive, jnp.zeros((), direction.dtype)))
 
-    def _total(self, flat: Array) -> Array:
+    def _total(self, flat: Float[Array, " n"]) -> Float[Array, ""]:
         return jnp.asarray(self.total, flat.dtype)
 
-    def _diameter(self, z: PyTree) -> Array:
+    def _diameter(self, z: PyTree) -> Float[Array, ""]:
         return (math.sqrt(2) if _entries(z) > 1 else 0.0) * self.total
 
-    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
-        # the spacings of even numbers are even over the simplex
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: ArrayLike) -> PyTree:
+        # the spacings of uniform numbers are uniform over the simplex
         spacings = jax.tree.map(lambda u: -jnp.log1p(-u) + jnp.finfo(u.dtype).tiny, u)
         share = jnp.asarray(self.total, trees.dtype(z)) / _norm1(spacings)
         return self._project(trees.scale(share, spacings))
@@ -301,14 +305,14 @@ class Halfspace(Set):
     r"""The half-space $\{z : \langle a, z \rangle \le b\}$.
 
     Arguments:
-        a: a number, an array or a pytree of these, as the bounds of a `Box`.
+        a: a number, an array or a pytree of these, like the bounds of a `Box`.
         b: a number.
     """
 
     a: PyTree[Array]
-    b: Array
+    b: Float[Array, ""]
 
-    def __init__(self, a: PyTree, b: Any):
+    def __init__(self, a: PyTree, b: ArrayLike):
         self.a = _floats("Halfspace a", a, finite=True)
         self.b = _scalar("Halfspace b", b)
         zero = all(_concrete(leaf) and not np.any(leaf) for leaf in jax.tree.leaves(a))
@@ -316,8 +320,8 @@ class Halfspace(Set):
             a_is = "zero" if zero else "finite"
             raise ProblemError(f"Halfspace a is {a_is} and b is {b}: no point has <a, z> <= b.")
 
-    def _normal(self, z: PyTree) -> tuple[PyTree, Array]:
-        """The unit normal, zero where `a` is, and the offset that goes with it."""
+    def _normal(self, z: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+        """The unit normal, zero if `a` is, and its offset."""
         a = _fit(self.a, z)
         length = _norm(a)
         length = jnp.where(length > 0, length, 1)
@@ -326,7 +330,7 @@ class Halfspace(Set):
     def _project(self, z: PyTree) -> PyTree:
         normal, offset = self._normal(z)
         outside = trees.dot(normal, z) > offset
-        for _ in range(2):  # the second time removes the rounding error of the first
+        for _ in range(2):  # the second pass removes the rounding error of the first
             excess = jnp.where(outside, trees.dot(normal, z) - offset, 0)
             z = trees.axpy(-excess, normal, z)
         return z
@@ -343,19 +347,19 @@ class Halfspace(Set):
 
 @final
 class Affine(Set):
-    r"""The affine set $\{z : A z = b\}$, where $z$ stands for the leaves ravelled in order.
+    r"""The affine set $\{z : A z = b\}$, where $z$ is the leaves ravelled in order.
 
-    Kept as $\{z : rows \cdot z = offset\}$ with orthonormal rows, zero beyond the rank of $A$.
+    Stored as $\{z : rows \cdot z = offset\}$ with orthonormal rows, zero beyond the rank of $A$.
 
     Arguments:
         A: an array of shape (m, n) and of any rank.
         b: an array of shape (m,).
     """
 
-    rows: Array
-    offset: Array
+    rows: Float[Array, "rank n"]
+    offset: Float[Array, " rank"]
 
-    def __init__(self, A: Any, b: Any):
+    def __init__(self, A: ArrayLike, b: ArrayLike):
         concrete = _concrete(A) and _concrete(b)
         np_ = np if concrete else jnp
         A, b = np_.asarray(A), np_.asarray(b)
@@ -367,12 +371,12 @@ class Affine(Set):
             )
         eps = max(_eps(A.dtype), _eps(b.dtype))
         A, b = np_.asarray(A, float), np_.asarray(b, float)
-        # Rows of one scale: a small row is a constraint as much as a large one.
+        # Scale all rows alike: a row of small numbers is as much a constraint as any other.
         size = np_.max(np_.abs(A), axis=1, initial=0)
         size = np_.where(size > 0, size, 1)
         A, b = A / size[:, None], b / size
         left, values, rows = np_.linalg.svd(A, full_matrices=False)
-        # Entries known to eps leave the singular values known to eps times the Frobenius norm.
+        # Errors of eps in the entries are errors of eps times the Frobenius norm in the values.
         unsure = 8 * eps * np_.linalg.norm(A)
         kept = values > unsure
         rows = np_.where(kept[:, None], rows, 0)
@@ -396,9 +400,9 @@ class Affine(Set):
         flat, unravel = ravel_pytree(v)
         return unravel(self._onto(flat, jnp.zeros(self.offset.shape, flat.dtype)))
 
-    def _onto(self, flat: Array, offset: Array) -> Array:
+    def _onto(self, flat: Float[Array, " n"], offset: Float[Array, " rank"]) -> Float[Array, " n"]:
         rows = jnp.asarray(self.rows, flat.dtype)
-        for _ in range(2):  # the second time removes the rounding error of the first
+        for _ in range(2):  # the second pass removes the rounding error of the first
             gap = trees.matmul(rows, flat) - offset
             flat = flat - trees.matmul(gap, rows)
         return flat
@@ -437,13 +441,13 @@ class Product(Set):
     def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
         return self._map(lambda part, z, v: part._tangent(z, v, ulps), z, v)
 
-    def _contains(self, z: PyTree) -> Array:
+    def _contains(self, z: PyTree) -> Bool[Array, ""]:
         return _all(self._map(lambda part, z: part.contains(z), z))
 
-    def _diameter(self, z: PyTree) -> Array:
+    def _diameter(self, z: PyTree) -> Float[Array, ""]:
         return trees.norm(self._map(lambda part, z: part.diameter(z), z))
 
-    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: Any) -> PyTree:
+    def _from_unit_cube(self, u: PyTree, z: PyTree, radius: ArrayLike) -> PyTree:
         return self._map(lambda part, u, z: part.from_unit_cube(u, z, radius), u, z)
 
     def _check(self, z: PyTree, name: str, point: str) -> None:
@@ -456,7 +460,7 @@ class Product(Set):
             part._check(z_part, name + where, point + where)
 
 
-def _is_set(x: Any) -> bool:
+def _is_set(x: object) -> bool:
     return isinstance(x, Set)
 
 
@@ -468,16 +472,16 @@ def _entries(z: PyTree) -> int:
     return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(z))
 
 
-def _eps(dtype: Any) -> float:
+def _eps(dtype: "DTypeLike") -> float:
     return float(jnp.finfo(dtype if jnp.issubdtype(dtype, jnp.floating) else float).eps)
 
 
 def _few_ulps(z: PyTree) -> float:
-    """The relative tolerance within which a bound counts as met with equality."""
+    """The relative tolerance within which a bound counts as active."""
     return 8 * _eps(trees.dtype(z))
 
 
-def _all(flags: PyTree) -> Array:
+def _all(flags: PyTree[Bool[Array, ""]]) -> Bool[Array, ""]:
     return functools.reduce(jnp.logical_and, jax.tree.leaves(flags), jnp.array(True))
 
 
@@ -485,8 +489,8 @@ def _divide(a: PyTree, s: Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf / s, a)
 
 
-def _norm(a: PyTree) -> Array:
-    """The norm with gradient zero, not NaN, at zero."""
+def _norm(a: PyTree) -> Float[Array, ""]:
+    """The norm, with gradient zero instead of NaN at zero."""
     nonzero = trees.max_abs(a) != 0
     length = trees.norm(jax.tree.map(lambda leaf: jnp.where(nonzero, leaf, 1), a))
     return jnp.where(nonzero, length, 0)
@@ -495,7 +499,7 @@ def _norm(a: PyTree) -> Array:
 def _fit(prefix: PyTree, z: PyTree) -> PyTree:
     """The numbers of a set, given as a prefix of `z`, in the structure, shapes and dtype of `z`."""
 
-    def fit(array, leaf):
+    def fit(array: Array, leaf: Array) -> Array:
         return jnp.broadcast_to(jnp.asarray(array, leaf.dtype), leaf.shape)
 
     return jax.tree.map(fit, jax.tree.broadcast(prefix, z), z)
@@ -508,8 +512,8 @@ def _random(draw: Callable, key: Array, z: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, drawn)
 
 
-def _hashed(index: Array, z: PyTree) -> PyTree:
-    """Numbers from 0 to 1 shaped like `z`, a hash of `index` and of each entry's place.
+def _hashed(index: ArrayLike, z: PyTree) -> PyTree:
+    """Numbers from 0 to 1 shaped like `z`: a hash of `index` and of each entry's place.
 
     Reference: the mixing function lowbias32 of Wellons, Prospecting for Hash Functions (2018).
     """
@@ -525,28 +529,30 @@ def _hashed(index: Array, z: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, drawn)
 
 
-def _mixed(h: Array) -> Array:
+def _mixed(h: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
     h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)
     return h ^ (h >> 16)
 
 
-def _around(u: Array, z: Array, radius: Any) -> Array:
+def _around(u: Array, z: Array, radius: ArrayLike) -> Array:
     return z + jnp.asarray(radius, z.dtype) * (2 * u - 1)
 
 
-def _norm1(a: PyTree) -> Array:
+def _norm1(a: PyTree) -> Float[Array, ""]:
     return functools.reduce(jnp.add, [jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(a)])
 
 
-def _fill(v: Array, free: Array, total: Array) -> Array:
-    r"""The $d$ nearest to $v$ with $\sum_i d_i = total$ and $d_i \ge 0$ where not free.
+def _fill(
+    v: Float[Array, " n"], free: Bool[Array, " n"], total: Float[Array, ""]
+) -> Float[Array, " n"]:
+    r"""The $d$ nearest to $v$ with $\sum_i d_i = total$ and $d_i \ge 0$ unless i is free.
 
-    It is $v - \tau$, cut at zero where not free, and $\tau$ is the largest of
+    It is $v - \tau$, cut at zero unless free, and $\tau$ is the largest of
     $(\sum_{i \in I} v_i - total) / |I|$ over the index sets $I$ that hold the free entries and the
     $k$ largest others, $k = 0, 1, \dots$
     """
-    # Sums are of differences to the largest entry: sums of entries lose 1 % in float32 at 1e6.
+    # Differences to the largest entry are summed: sums of entries near 1e6 lose 1 % in float32.
     v = v - jax.lax.stop_gradient(jnp.max(v))
     fixed = jax.lax.stop_gradient(v)
     others = -jnp.sort(jnp.where(free, jnp.inf, -fixed))
@@ -555,7 +561,7 @@ def _fill(v: Array, free: Array, total: Array) -> Array:
     counts = jnp.arange(others.size, dtype=v.dtype) + jnp.sum(free, dtype=v.dtype)
     levels = jnp.where(counts > 0, (sums - total) / jnp.maximum(counts, 1), -jnp.inf)
     d = v - jax.lax.stop_gradient(jnp.max(levels))
-    # Newton steps on the sum: they remove its rounding error and carry the derivative.
+    # Newton steps on the sum remove its rounding error and carry the derivative.
     for _ in range(2):
         support = free | (d > 0)
         excess = jnp.sum(jnp.where(support, d, 0)) - total
@@ -563,16 +569,16 @@ def _fill(v: Array, free: Array, total: Array) -> Array:
     return jnp.where(free | ~(d <= 0), d, 0)  # keeps NaN
 
 
-def _concrete(x: Any) -> bool:
-    """Whether the values of `x` can be looked at: not traced, and all on this process."""
+def _concrete(x: PyTree) -> bool:
+    """Whether the values of `x` can be read: not traced, and all on this process."""
     return all(
         not isinstance(leaf, Tracer) and getattr(leaf, "is_fully_addressable", True)
         for leaf in jax.tree.leaves(x)
     )
 
 
-def _check_numbers(what: str, array: Any, finite: bool) -> None:
-    """Raise where an array is not of real numbers, or of finite ones."""
+def _check_numbers(what: str, array: Array | np.ndarray, finite: bool) -> None:
+    """Raise a `ProblemError` unless an array holds real numbers, finite ones if `finite`."""
     if not (jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.kind in "iub"):
         raise ProblemError(f"{what} is of type {array.dtype}; expected real numbers.")
     if _concrete(array):
@@ -587,7 +593,7 @@ def _check_numbers(what: str, array: Any, finite: bool) -> None:
 def _floats(what: str, tree: PyTree, finite: bool = False) -> PyTree:
     """Every leaf as an array of the default floating dtype, or an error that names it."""
 
-    def convert(path, leaf):
+    def convert(path: tuple, leaf: ArrayLike) -> Array:
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         _check_numbers(what + jax.tree_util.keystr(path), array, finite)
         return jnp.asarray(array, float)
@@ -595,7 +601,7 @@ def _floats(what: str, tree: PyTree, finite: bool = False) -> PyTree:
     return jax.tree.map_with_path(convert, tree)
 
 
-def _scalar(what: str, value: Any, finite: bool = False) -> Array:
+def _scalar(what: str, value: ArrayLike, finite: bool = False) -> Float[Array, ""]:
     array = _floats(what, value, finite)
     if jax.tree.structure(array) != jax.tree.structure(0) or array.shape != ():
         raise ProblemError(f"{what} is {value!r}; expected one number.")
@@ -603,13 +609,13 @@ def _scalar(what: str, value: Any, finite: bool = False) -> Array:
 
 
 def _first(bad: np.ndarray, *arrays: np.ndarray) -> tuple:
-    """The entries of the arrays at the first bad index, and words for that index."""
+    """The entries of the arrays at the first bad index, and that index in words."""
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return *(array[index] for array in arrays), f" at index {index}" if index else ""
 
 
 def _check_bounds(lo: PyTree, hi: PyTree) -> None:
-    """Raise where no number lies between the two bounds of a box."""
+    """Raise a `ProblemError` if no number lies between the two bounds of a box."""
     finer = next((tree for tree in (lo, hi) if _is_prefix(lo, tree) and _is_prefix(hi, tree)), None)
     if finer is None:
         raise ProblemError(
@@ -651,7 +657,7 @@ def _broadcast(*shapes: tuple) -> tuple | None:
 
 
 def _check_fit(what: str, prefix: PyTree, z: PyTree, name: str, point: str) -> None:
-    """Raise where the numbers of a set do not broadcast to the leaves of the point."""
+    """Raise a `ProblemError` if the numbers of a set do not broadcast to the leaves of `z`."""
     if not _is_prefix(prefix, z):
         raise _structure_error(what, jax.tree.structure(prefix), z, name, point)
     arrays = jax.tree.leaves(jax.tree.broadcast(prefix, z))
@@ -664,7 +670,9 @@ def _check_fit(what: str, prefix: PyTree, z: PyTree, name: str, point: str) -> N
             )
 
 
-def _structure_error(what: str, structure: Any, z: PyTree, name: str, point: str) -> ProblemError:
+def _structure_error(
+    what: str, structure: object, z: PyTree, name: str, point: str
+) -> ProblemError:
     return ProblemError(
         f"{name}: {what} has structure {structure} but {point} has structure "
         f"{jax.tree.structure(z)}."

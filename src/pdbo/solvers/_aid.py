@@ -2,13 +2,13 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import whole_number
@@ -21,7 +21,7 @@ Operator = Callable[[PyTree], PyTree]
 
 
 class ImplicitSolver(HypergradientSolver):
-    r"""A hypergradient by the implicit function theorem, with a linear solver to be given.
+    r"""A hypergradient by the implicit function theorem; subclasses give the linear solver.
 
     $$\nabla^2_{yy} g(x, y)\, v = \nabla_y f(x, y),\qquad
       d = \nabla_x f(x, y) - \nabla^2_{xy} g(x, y)\, v$$
@@ -39,10 +39,10 @@ class ImplicitSolver(HypergradientSolver):
 
     @abc.abstractmethod
     def solve(self, operator: Operator, b: PyTree, start: PyTree | None) -> PyTree:
-        """K steps on `operator(v) = b`, from zero where there is no start."""
+        """K steps on `operator(v) = b`, from zero if there is no start."""
 
     def linear0(self, y: PyTree) -> PyTree | None:
-        """Zero, where the solution is kept."""
+        """Zero if the solution is kept, else None."""
         return trees.zeros_like(y) if self.warm_linear else None
 
     def hypergradient(
@@ -66,10 +66,10 @@ class AIDFixedPoint(ImplicitSolver):
     $$v \leftarrow v - s\,(\nabla^2_{yy} g(x, y)\, v - \nabla_y f(x, y)),\qquad
       d = \nabla_x f(x, y) - \nabla^2_{xy} g(x, y)\, v,$$
 
-    where $\nabla^2_{yy} g\, v = \nabla_y f$ is solved for v on the coordinates that no bound
-    holds. Along a direction of zero curvature v moves by $s K$ times the slope of f, from a warm
-    start again at every iteration: where inner minima are many it means little there. An
-    iteration makes K Hessian- and one Jacobian-vector product.
+    where $\nabla^2_{yy} g\, v = \nabla_y f$ is solved for v on the coordinates that are not on a
+    bound. Along a direction of zero curvature v moves by $s K$ times the slope of f, and with a
+    warm start again at every iteration: if there are many inner minima, v means little there.
+    Each iteration makes K Hessian- and one Jacobian-vector product.
 
     Arguments:
         outer_step: the step on x.
@@ -82,14 +82,14 @@ class AIDFixedPoint(ImplicitSolver):
         adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set Free, Box, NonNegative and their products: a coordinate that
-    ends on a bound is held fixed there, which is right wherever the inner gradient pushes it
-    against that bound. The theory covers none but Free; coupled or curved sets are an error.
+    ends on a bound is held fixed there, which is right if the inner gradient pushes it against
+    that bound. The theory covers only Free; coupled or curved sets are an error.
 
     Reference: Grazzi, Franceschi, Pontil & Salzo, On the Iteration Complexity of Hypergradient
     Computation (2020).
 
-    Differs from the paper in: K steps are always made, there is no tolerance; v is the paper's
-    times s; bounds on y.
+    Differs from the paper in: always K steps, without a tolerance; v is the paper's times s;
+    bounds on y.
     """
 
     label = "AID-FP"
@@ -102,14 +102,14 @@ class AIDFixedPoint(ImplicitSolver):
     def solve(self, operator: Operator, b: PyTree, start: PyTree | None) -> PyTree:
         """K fixed-point steps."""
 
-        def one(_: Any, v: PyTree) -> PyTree:
+        def one(_: Int[Array, ""], v: PyTree) -> PyTree:
             return trees.axpy(-self.inner_step, trees.sub(operator(v), b), v)
 
         start = trees.zeros_like(b) if start is None else start
         return lax.fori_loop(0, self.linear_steps, one, start)
 
     def calls(self, state: HypergradientState) -> Calls:
-        """One gradient of f, N of g and K + 1 products an iteration."""
+        """One gradient of f, N of g and K + 1 products per iteration."""
         t = state.t
         return Calls(t, self.inner_steps * t, (self.linear_steps + 1) * t)
 
@@ -123,10 +123,10 @@ class AIDConjugateGradient(ImplicitSolver):
     $$\nabla^2_{yy} g(x, y)\, v = \nabla_y f(x, y),\qquad
       d = \nabla_x f(x, y) - \nabla^2_{xy} g(x, y)\, v,$$
 
-    on the coordinates that no bound holds; see `conjugate_gradient` for the rule on zero and
-    negative curvature. Where inner minima are many the system can have no solution: v then is
-    finite, but can be large and the iterates need not settle. An iteration makes K Hessian- (one
-    more from a warm v) and one Jacobian-vector product.
+    on the coordinates that are not on a bound; see `conjugate_gradient` for the rule on zero and
+    negative curvature. If there are many inner minima, the system can have no solution: v is then
+    finite, but can be large, and the iterates need not settle. Each iteration makes K Hessian-
+    (one more from a warm v) and one Jacobian-vector product.
 
     Arguments:
         outer_step: the step on x.
@@ -139,8 +139,8 @@ class AIDConjugateGradient(ImplicitSolver):
         adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set Free, Box, NonNegative and their products: a coordinate that
-    ends on a bound is held fixed there, which is right wherever the inner gradient pushes it
-    against that bound. The theory covers none but Free; coupled or curved sets are an error.
+    ends on a bound is held fixed there, which is right if the inner gradient pushes it against
+    that bound. The theory covers only Free; coupled or curved sets are an error.
 
     Reference: Pedregosa, Hyperparameter Optimization with Approximate Gradient (2016); Grazzi,
     Franceschi, Pontil & Salzo, On the Iteration Complexity of Hypergradient Computation (2020).
@@ -161,7 +161,7 @@ class AIDConjugateGradient(ImplicitSolver):
         return conjugate_gradient(operator, b, self.linear_steps, start)
 
     def calls(self, state: HypergradientState) -> Calls:
-        """One gradient of f, N of g and K + 1 products an iteration, one more from a warm v."""
+        """One gradient of f, N of g and K + 1 products per iteration, one more from a warm v."""
         t = state.t
         return Calls(t, self.inner_steps * t, (self.linear_steps + 1 + self.warm_linear) * t)
 
@@ -169,18 +169,18 @@ class AIDConjugateGradient(ImplicitSolver):
 def conjugate_gradient(
     operator: Operator,
     b: PyTree,
-    steps: Any,
+    steps: ArrayLike,
     start: PyTree | None = None,
-    tolerance: Any = None,
+    tolerance: ArrayLike | None = None,
 ) -> PyTree:
-    r"""At most so many steps of conjugate gradients on $A v = b$, from zero or a given start.
+    r"""At most `steps` steps of conjugate gradients on $A v = b$, from zero or a given start.
 
     It ends early, keeping the current v, before a direction p of zero or negative curvature,
     $p^\top A p \le 8 \epsilon\, \sigma\, \|p\|^2$ with $\sigma$ the largest $\|Ap\| / \|p\|$ so
     far and $\epsilon$ the rounding unit, and after a step that leaves a residual of at most
-    $\epsilon \|b\|$. So v is finite for any symmetric A, and with enough steps a solution where
-    there is one and A is semidefinite. The products are made all the same; with a tolerance, the
-    residual relative to b that is good enough, none is made after the end.
+    $\epsilon \|b\|$. So v is finite for any symmetric A, and with enough steps a solution if there
+    is one and A is semidefinite. Without a tolerance all products are computed, also after the
+    end; with one, the residual relative to b that suffices, the loop stops there.
     """
     v = trees.zeros_like(b) if start is None else start
     r = b if start is None else trees.sub(b, operator(start))
@@ -188,7 +188,7 @@ def conjugate_gradient(
     enough = ((eps if tolerance is None else jnp.maximum(eps, tolerance)) * trees.norm(b)) ** 2
     rr = trees.dot(r, r)
 
-    def one(_: Any, s: tuple) -> tuple:
+    def one(_: Int[Array, ""], s: tuple) -> tuple:
         v, r, p, rr, size, going = s
         ap = operator(p)
         length = trees.norm(p)
@@ -212,7 +212,7 @@ def conjugate_gradient(
 
 
 def _free(constraint: Set, y: PyTree) -> Operator:
-    """The map that sets to zero what belongs to coordinates of y on a bound."""
+    """The map that sets the entries of coordinates of y on a bound to zero."""
     ones = jax.tree.map(jnp.ones_like, y)
     up, down = constraint.tangent(y, ones), constraint.tangent(y, trees.scale(-1, ones))
 

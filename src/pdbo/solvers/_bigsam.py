@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from .. import _trees as trees
 from .._checks import number
@@ -22,19 +22,19 @@ class BigSAM(HypergradientSolver):
       \qquad d = \tfrac{d}{dx} f(x, y^N(x)),$$
 
     which moves y, among many inner minima, towards those f prefers. The weights vanish and their
-    sum does not, as the theory asks; after N steps y still is about $a/N$ off the inner minima,
+    sum does not, as the theory requires; after N steps y is still about $a/N$ off the inner minima,
     unless f is stationary there. Memory grows in proportion to N.
 
-    Each step goes back over with one Hessian- and one Jacobian-vector product of f and one each
-    of g: 4N products an iteration.
+    The reverse of each step makes one Hessian- and one Jacobian-vector product of f and one each
+    of g: 4N products per iteration.
 
     Arguments:
         outer_step: the step on x.
         inner_step: s, the step along both directions.
         inner_steps: N.
         averaging: a, between 0 (which is ITD) and 1.
-        warm_start: whether the inner steps start at the last y or always at y0. From y0 the pull
-            of f ends after N steps and on a line of inner minima y stops short.
+        warm_start: whether the inner steps start at the last y or always at y0. From y0, f acts
+            for N steps only, and y stops short on a line of inner minima.
         adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
@@ -48,7 +48,7 @@ class BigSAM(HypergradientSolver):
 
     Differs from the paper in: one step s serves both directions (BDA has two); the averaged step
     is projected (BigSAM averages projected ones); the inner steps start warm, and the weights
-    start anew with them.
+    start again with them.
     """
 
     label = "BigSAM+ITD"
@@ -65,10 +65,10 @@ class BigSAM(HypergradientSolver):
     def hypergradient(
         self, problem: Problem, x: PyTree, y: PyTree, linear: None
     ) -> tuple[PyTree, PyTree, None]:
-        """N averaged inner steps, all of them differentiated."""
+        """N averaged inner steps, all differentiated."""
 
         def unrolled(x: PyTree) -> tuple[Array, PyTree]:
-            def one(k: Array, y: PyTree) -> PyTree:
+            def one(k: Int[Array, ""], y: PyTree) -> PyTree:
                 weight = self.averaging / number(k + 1)
                 f_y, g_y = jax.grad(problem.outer, 1)(x, y), jax.grad(problem.inner, 1)(x, y)
                 slope = trees.axpy(weight, trees.sub(f_y, g_y), g_y)
@@ -81,6 +81,6 @@ class BigSAM(HypergradientSolver):
         return gradient, y_end, None
 
     def calls(self, state: HypergradientState) -> Calls:
-        """N + 1 gradients of f, N of g and 4N products an iteration."""
+        """N + 1 gradients of f, N of g and 4N products per iteration."""
         n, t = self.inner_steps, state.t
         return Calls((n + 1) * t, n * t, 4 * n * t)

@@ -25,7 +25,7 @@ class BOMEState(eqx.Module):
 
 
 class BOME(Solver):
-    r"""Bilevel Optimisation Made Easy: descend f while the inner gap is driven down at a set rate.
+    r"""Bilevel Optimisation Made Easy: descend f while the inner gap falls at a given rate.
 
     Iteration t takes T projected gradient steps on $g(x_t, \cdot)$ from $y_t$ to $\hat y$. With
     $\hat q(x, y) = g(x, y) - g(x, \hat y)$, $\hat y$ held fixed in its gradient,
@@ -48,14 +48,14 @@ class BOME(Solver):
     The multiplier grows like $\|\nabla f\| / \|\nabla\hat q\|$ as the inner problem is solved, to
     the order of $1/\xi$; the iterates settle within $O(\xi)$ of a solution.
 
-    Constraints: x and y are projected onto their sets, which the theory does not cover. Where y
-    is on a bound, $\nabla\hat q$ keeps its part normal to it and $\lambda$ is not the best one.
+    Constraints: x and y are projected onto their sets, which the theory does not cover. If y is on
+    a bound, $\nabla\hat q$ keeps its part normal to it and $\lambda$ is not the best one.
 
     Reference: Ye, Liu, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy: A Simple
     First-Order Approach (2022), Algorithm 1; $\eta = 0.5$ and T = 10 are the authors'.
 
     Differs from the paper in: the projections; $10^{-16}$ is added to $\|\nabla\hat q\|^2$, so that
-    $\lambda$ is zero where $\nabla\hat q$ is, at most some $10^7\|\nabla f\|$ elsewhere (the
+    $\lambda$ is zero if $\nabla\hat q$ is, and otherwise at most some $10^7\|\nabla f\|$ (the
     authors' code adds $10^{-8}$, which alone would keep y off a solution by some $10^{-3}$).
     """
 
@@ -106,5 +106,5 @@ class BOME(Solver):
         return Point(state.x, state.y, state.multiplier)
 
     def calls(self, state: BOMEState) -> Calls:
-        """One gradient of f and T + 2 of g an iteration."""
+        """One gradient of f and T + 2 of g per iteration."""
         return Calls(state.t, (self.inner_steps + 2) * state.t, 0 * state.t)

@@ -1,6 +1,6 @@
 """BVFIM, the interior-point method on the regularised value function."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -49,7 +49,7 @@ class BVFIM(Solver):
     $$x_{k+1} = \Pi_X\bigl(x_k - \alpha(\nabla_x f(x_k, y) + \lambda(\nabla_x g(x_k, y)
         - \nabla_x g(x_k, z)))\bigr).$$
 
-    The log never sees a number that is not positive: where the gap $g^*_\mu - g(x_k, y)$ is not,
+    The log never sees a number that is not positive: if the gap $g^*_\mu - g(x_k, y)$ is not,
     the barrier function counts as infinite; the steps on y start from z, where the gap is
     $\tfrac{\mu_1}{2}\|z\|^2 + \mu_2$, or from the last y, whichever has the lower barrier function;
     and a step that raises it is not taken but tried again from the same y at half its length.
@@ -66,8 +66,8 @@ class BVFIM(Solver):
         barrier: $\tau$ at the start.
         decay: p.
 
-    A barrier well above smoothing and slack is what works: $\lambda$ starts near their ratio, and
-    steps on y fall to about $1/\lambda$ instead of to $\tau$.
+    Choose a barrier well above smoothing and slack: $\lambda$ starts near their ratio, and steps on
+    y fall to about $1/\lambda$ instead of to $\tau$.
 
     Constraints: x and y are projected onto their sets; the theory has no set for y.
 
@@ -75,7 +75,7 @@ class BVFIM(Solver):
     Non-convex Bi-level Optimization (2021), Algorithm 1; the loop lengths, $\mu_1, \theta, \tau$
     and p are those of the authors' codes.
 
-    Differs from the paper in: the rule above, where the authors' code divides by $g^*_\mu$ in place
+    Differs from the paper in: the rule above, while the authors' code divides by $g^*_\mu$ instead
     of the gap; $\mu, \theta, \tau$ fall at every iteration, not after several on x.
     """
 
@@ -132,12 +132,12 @@ class BVFIM(Solver):
             return jnp.where(inside, value, jnp.inf), gradient, gap
 
         def attempt(at: Trial, v: PyTree) -> Trial:
-            """Move to v where the barrier function is no higher, else halve the step."""
+            """Move to v if the barrier function is no higher there, else halve the step."""
             value, gradient, gap = barrier(v)
             moved = Trial(v, value, gradient, gap, at.step)
             return trees.where(value <= at.value, moved, at._replace(step=at.step / 2))
 
-        def once(_: Any, at: Trial) -> Trial:
+        def once(_: Int[Array, ""], at: Trial) -> Trial:
             return attempt(at, problem.y_set.project(trees.axpy(-at.step, at.gradient, at.y)))
 
         start = attempt(Trial(z, *barrier(z), step), state.y)._replace(step=step)
@@ -154,6 +154,6 @@ class BVFIM(Solver):
         return Point(state.x, state.y, state.multiplier)
 
     def calls(self, state: BVFIMState) -> Calls:
-        r"""$T_y + 3$ gradients of f and $T_z + T_y + 4$ of g an iteration."""
+        r"""$T_y + 3$ gradients of f and $T_z + T_y + 4$ of g per iteration."""
         once = self.barrier_steps + 3
         return Calls(once * state.t, (self.inner_steps + 1 + once) * state.t, 0 * state.t)

@@ -1,11 +1,10 @@
 """The inner loop that the solvers share."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax import lax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
 from .._problem import Problem
@@ -13,11 +12,15 @@ from ..sets import Set
 
 
 def descend(
-    slope: Callable[[PyTree], PyTree], constraint: Set, start: PyTree, step: Any, steps: int
+    slope: Callable[[PyTree], PyTree],
+    constraint: Set,
+    start: PyTree,
+    step: Float[Array, ""],
+    steps: int,
 ) -> PyTree:
-    r"""The point reached from `start` by so many steps $y \leftarrow P(y - s \cdot slope(y))$."""
+    r"""The point after `steps` steps $y \leftarrow P(y - s \cdot slope(y))$ from `start`."""
 
-    def once(_: Any, y: PyTree) -> PyTree:
+    def once(_: Int[Array, ""], y: PyTree) -> PyTree:
         return constraint.project(trees.axpy(-step, slope(y), y))
 
     return lax.fori_loop(0, steps, once, start)

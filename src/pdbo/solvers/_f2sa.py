@@ -31,7 +31,7 @@ class F2SA(Solver):
       y \approx \arg\min f(x_k, \cdot) + \lambda_k g(x_k, \cdot) \text{ with step }
       \alpha_k = \frac{\gamma}{2\lambda_k},$$
 
-    both from where the last iteration left them, then
+    both from their last points, then
 
     $$x_{k+1} = \Pi_X\bigl(x_k - \xi\alpha_k(\nabla_x f(x_k, y) + \lambda_k(\nabla_x g(x_k, y)
         - \nabla_x g(x_k, z)))\bigr), \qquad \lambda_{k+1} = \lambda_k + \delta.$$
@@ -54,7 +54,7 @@ class F2SA(Solver):
     of benchopt.
 
     Differs from the paper in: the projections; gradients are exact, not sampled; $\delta$ is
-    constant where the theory's falls, so that $\lambda$ grows like k and not like $k^{1/3}$.
+    constant, while the theory's falls, so that $\lambda$ grows like k and not like $k^{1/3}$.
     """
 
     label = "F2SA"
@@ -100,10 +100,10 @@ class F2SA(Solver):
         return F2SAState(state.t + 1, x, y, z, multiplier + delta)
 
     def output(self, state: F2SAState) -> Point:
-        r"""x and the minimiser y of the penalised function, which $\lambda$ is a multiplier for."""
+        r"""x and the minimiser y of the penalised function, with $\lambda$ as its multiplier."""
         return Point(state.x, state.y, state.multiplier)
 
     def calls(self, state: F2SAState) -> Calls:
-        """T + 1 gradients of f and 2 T + 2 of g an iteration."""
+        """T + 1 gradients of f and 2 T + 2 of g per iteration."""
         once = self.inner_steps + 1
         return Calls(once * state.t, 2 * once * state.t, 0 * state.t)

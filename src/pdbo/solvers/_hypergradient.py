@@ -27,9 +27,9 @@ class Moments(NamedTuple):
 class HypergradientState(eqx.Module):
     """x, the inner solution y found there and the hypergradient computed at the two.
 
-    `start` is where every inner solve starts, None where it starts at the last y; `linear` is the
-    last solution of the linear system, None where it is not kept; `moments` are Adam's, None
-    where the outer step is plain.
+    `start` is where every inner solve starts, None if it starts at the last y; `linear` is the
+    last solution of the linear system, None if it is not kept; `moments` are Adam's, None if the
+    outer step is plain.
     """
 
     t: Int[Array, ""]
@@ -47,8 +47,8 @@ class HypergradientSolver(Solver):
     $$x_t = \Pi_X(x_{t-1} - \beta\, d_{t-1}),\qquad y_t \approx \arg\min_y g(x_t, y),\qquad
       d_t \approx \tfrac{d}{dx} f(x, y(x))\big|_{x = x_t}$$
 
-    with $d_0 = 0$: the outer step opens an iteration, so the x and y put forward belong together
-    and the hypergradient of the state is the one computed at them.
+    with $d_0 = 0$: an iteration begins with the outer step, so the x and y returned belong
+    together and the hypergradient of the state is the one computed at them.
 
     Arguments:
         outer_step: $\beta$.
@@ -82,11 +82,11 @@ class HypergradientSolver(Solver):
         return None
 
     def inner(self, problem: Problem, x: PyTree, y: PyTree, steps: int) -> PyTree:
-        """So many projected gradient steps on g(x, .) from y."""
+        """Projected gradient steps on g(x, .) from y."""
         return descend(inner_slope(problem, x), problem.y_set, y, self.inner_step, steps)
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> HypergradientState:
-        """The state before the first step; raises where Y is a set the method does not cover."""
+        """The state before the first step; raises if the method does not cover the set Y."""
         for part in _factors(problem.y_set):
             if not isinstance(part, self.covers):
                 known = ", ".join(kind.__name__ for kind in self.covers)
@@ -114,7 +114,7 @@ class HypergradientSolver(Solver):
         return HypergradientState(state.t + 1, x, y, hypergradient, state.start, linear, moments)
 
     def output(self, state: HypergradientState) -> Point:
-        """x and the inner solution that its hypergradient was computed with."""
+        """x and the inner solution at which its hypergradient was computed."""
         return Point(state.x, state.y)
 
     @abc.abstractmethod
@@ -123,7 +123,7 @@ class HypergradientSolver(Solver):
 
 
 def _direction(state: HypergradientState) -> tuple[PyTree, Moments | None]:
-    """The hypergradient, or what Adam makes of it and of those before."""
+    """The hypergradient, or Adam's direction from it and the earlier ones."""
     d, moments = state.hypergradient, state.moments
     if moments is None:
         return d, None

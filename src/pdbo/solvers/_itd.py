@@ -18,12 +18,12 @@ class ITD(HypergradientSolver):
     $$y^{k+1} = \Pi_Y\bigl(y^k - s\,\nabla_y g(x, y^k)\bigr),\quad k = 0, \dots, N-1,\qquad
       d = \tfrac{d}{dx} f(x, y^N(x)),$$
 
-    the derivative taken by reverse mode, as if $y^{N-K}$ did not depend on x where truncated to
-    the last K steps. The K iterates and what differentiating the steps between them needs are
-    kept in memory, which grows in proportion to K.
+    the derivative taken by reverse mode; truncated to the last K steps, as if $y^{N-K}$ did not
+    depend on x. The K iterates and the intermediate values of their steps are kept in memory,
+    which grows in proportion to K.
 
-    Each step goes back over with one Hessian- and one Jacobian-vector product,
-    $\nabla^2_{yy} g\, v$ and $\nabla^2_{xy} g\, v$: 2K products an iteration.
+    The reverse of each step makes one Hessian- and one Jacobian-vector product,
+    $\nabla^2_{yy} g\, v$ and $\nabla^2_{xy} g\, v$: 2K products per iteration.
 
     Arguments:
         outer_step: the step on x.
@@ -36,14 +36,14 @@ class ITD(HypergradientSolver):
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
     Affine and their products, whose projections are piecewise linear and differentiated as they
-    are; the theory covers none but Free, and a curved set is an error.
+    are; the theory covers only Free, and a curved set is an error.
 
     Reference: Franceschi, Donini, Frasconi & Pontil, Forward and Reverse Gradient-Based
     Hyperparameter Optimization (2017); truncation: Shaban, Cheng, Hatch & Boots, Truncated
     Back-propagation for Bilevel Optimization (2019).
 
-    Differs from the paper in: the inner steps start warm unless told otherwise. Where inner
-    minima are many neither start selects among them.
+    Differs from the paper in: the inner steps start warm by default. If there are many inner
+    minima, neither start selects among them.
     """
 
     label = "ITD-R"
@@ -85,6 +85,6 @@ class ITD(HypergradientSolver):
         return gradient, y_end, None
 
     def calls(self, state: HypergradientState) -> Calls:
-        """One gradient of f, N of g and 2K products an iteration."""
+        """One gradient of f, N of g and 2K products per iteration."""
         t = state.t
         return Calls(t, self.inner_steps * t, 2 * self._differentiated * t)

@@ -21,7 +21,7 @@ class MEHAState(eqx.Module):
 
 
 class MEHA(Solver):
-    r"""Moreau Envelope based Hessian-free Algorithm: one proximal, one x and one y step a time.
+    r"""Moreau Envelope based Hessian-free Algorithm: one proximal, x and y step per iteration.
 
     On the penalty $f(x, y)/c_k + g(x, y) - v_\gamma(x, y)$ of the Moreau envelope
     $v_\gamma(x, y) = \min_{\theta \in Y} g(x, \theta) + \tfrac{1}{2\gamma}\|\theta - y\|^2$,
@@ -44,8 +44,8 @@ class MEHA(Solver):
         penalty0: $c_0$.
         growth: p, in [0, 1/2).
 
-    No multiplier is put forward: the penalty $c_k$ weighs the gap to the Moreau envelope, whose
-    gradient in y is not that of the gap to the value function.
+    It returns no multiplier: the penalty $c_k$ weighs the gap to the Moreau envelope, whose
+    gradient in y differs from that of the gap to the value function.
 
     Constraints: closed convex sets for x and for y, covered by the theory.
 
@@ -101,5 +101,5 @@ class MEHA(Solver):
         return Point(state.x, state.y)
 
     def calls(self, state: MEHAState) -> Calls:
-        """Two gradients of f and four of g an iteration."""
+        """Two gradients of f and four of g per iteration."""
         return Calls(2 * state.t, 4 * state.t, 0 * state.t)

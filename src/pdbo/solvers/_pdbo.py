@@ -1,11 +1,12 @@
 """PDBO, Algorithm 1 of the paper."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
@@ -18,7 +19,7 @@ from ._descent import descend, inner_slope
 
 
 class Average(NamedTuple):
-    r"""$\bar z = \Gamma^{-1} \sum_t \gamma_t z_{t+1}$ and $\Gamma$, updated as it goes."""
+    r"""$\bar z = \Gamma^{-1} \sum_t \gamma_t z_{t+1}$ and $\Gamma$, updated at every iteration."""
 
     z: PyTree
     total: Float[Array, ""]
@@ -37,7 +38,7 @@ class PDBOState(eqx.Module):
 
     @property
     def z(self) -> tuple[PyTree, PyTree]:
-        """The pair (x, y) put forward: the average where it is kept, else the iterate."""
+        """The pair (x, y) to return: the average if it is kept, else the iterate."""
         return (self.x, self.y) if self.average is None else self.average.z
 
 
@@ -100,15 +101,15 @@ class PDBO(Solver):
 
     def __init__(
         self,
-        primal_step: Any = 0.2,
-        dual_step: Any = 0.1,
-        inner_step: Any = 0.5,
+        primal_step: ArrayLike = 0.2,
+        dual_step: ArrayLike = 0.1,
+        inner_step: ArrayLike = 0.5,
         inner_steps: int = 5,
-        extrapolation: Any = 0.0,
-        smoothing: Any = 1e-4,
-        slack: Any = 0.0,
-        dual_bound: Any = jnp.inf,
-        multiplier0: Any = 2.0,
+        extrapolation: ArrayLike = 0.0,
+        smoothing: ArrayLike = 1e-4,
+        slack: ArrayLike = 0.0,
+        dual_bound: ArrayLike = jnp.inf,
+        multiplier0: ArrayLike = 2.0,
         schedule: Schedule | None = None,
         *,
         inner_start: Literal["warm", "y"] | PyTree = "warm",
@@ -152,12 +153,12 @@ class PDBO(Solver):
         theory: Theory,
         *,
         inner_steps: int = 5,
-        multiplier0: Any = 2.0,
+        multiplier0: ArrayLike = 2.0,
         inner_start: Literal["warm", "y"] | PyTree = "warm",
         average: bool = True,
     ) -> Self:
-        """PDBO as its theorem has it: the steps, inner step, smoothing, slack and dual bound that
-        `pdbo.schedules.theory` made, and the average as output.
+        """PDBO with the steps, inner step, smoothing, slack and dual bound of its theorem, from
+        `pdbo.schedules.theory`, and the average as output.
         """
         return cls(
             inner_steps=inner_steps,
@@ -231,23 +232,23 @@ class PDBO(Solver):
         start, steps = state.y_hat, self.inner_steps
         if self.inner_start == "fixed":
             start = trees.astype(self.inner_point, dtype)
-        elif self.inner_start == "y":  # where the slope is known
+        elif self.inner_start == "y":  # the slope there is known
             start = descend(smoothed(lambda _: slope_at_y), problem.y_set, state.y, step, 1)
             steps = steps - 1
         return descend(smoothed(inner_slope(problem, state.x)), problem.y_set, start, step, steps)
 
     def output(self, state: PDBOState) -> Point:
-        """The weighted average where it is kept, else the last iterate."""
+        """The weighted average if it is kept, else the last iterate."""
         x, y = state.z
         return Point(x, y, state.multiplier, jnp.asarray(self.slack, state.h.dtype))
 
     @property
     def inner_calls(self) -> int:
-        """Gradients of g an iteration: N + 2, or N + 1 where the inner steps start at y."""
+        """Gradients of g per iteration: N + 2, or N + 1 if the inner steps start at y."""
         return self.inner_steps + (1 if self.inner_start == "y" else 2)
 
     def calls(self, state: PDBOState) -> Calls:
-        """One gradient of f an iteration and `inner_calls` of g."""
+        """One gradient of f and `inner_calls` of g per iteration."""
         return Calls(state.t, self.inner_calls * state.t, 0 * state.t)
 
 
@@ -269,14 +270,14 @@ class Proximal(NamedTuple):
         return h, grad_h, trees.axpy(2 * self.f, (dx, dy), grad_f)
 
 
-def are_defaults(values: tuple[Any, ...], defaults: tuple[float, ...]) -> bool:
-    """Whether these arguments are what they are by default."""
+def are_defaults(values: tuple[ArrayLike, ...], defaults: tuple[float, ...]) -> bool:
+    """Whether these arguments have their default values."""
     pairs = zip(values, defaults, strict=True)
     return all(isinstance(value, int | float) and value == default for value, default in pairs)
 
 
-def check_theory(theory: Any) -> Theory:
-    """The schedule, or a `ProblemError` if it is not the theory's."""
+def check_theory(theory: object) -> Theory:
+    """The schedule, or a `ProblemError` if `pdbo.schedules.theory` did not make it."""
     if not isinstance(theory, Theory):
         kind = type(theory).__name__
         raise ProblemError(f"theory must be made by pdbo.schedules.theory, got {kind}.")

@@ -1,11 +1,12 @@
 """Proximal-PDBO, Algorithm 2 of the paper."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import _trees as trees
@@ -19,7 +20,7 @@ from ._pdbo import PDBO, PDBOState, Proximal, are_defaults, check_theory
 
 
 class ProximalPDBOState(eqx.Module):
-    """The running subproblem, the centre it is tied to, and the round put forward so far."""
+    """The current subproblem, its centre, and the round chosen so far."""
 
     inner: PDBOState
     center: Point
@@ -34,20 +35,21 @@ class ProximalPDBO(Solver):
     r"""Proximal-PDBO: rounds of PDBO on regularised subproblems, for nonconvex f and $\tilde h$.
 
     Round k runs T iterations of PDBO from $z_0 = \tilde z_{k-1}$, with the multiplier started
-    anew, on
+    again, on
 
     $$\min_z\ f(z) + \rho_f \|z - \tilde z_{k-1}\|^2 \quad\text{s.t.}\quad
       \tilde h(z) + \rho \|x - \tilde x_{k-1}\|^2 \le 0,$$
 
-    and its weighted average is $\tilde z_k$. Both loops are one: a state knows its round.
+    and its weighted average is $\tilde z_k$. One step is one iteration of PDBO; the state holds
+    the round.
 
     Arguments:
         inner: the PDBO run inside each round.
-        proximal_f: $\rho_f$; at its default with an inner PDBO of the theory, the theory's.
-        proximal_h: $\rho$; the same holds.
+        proximal_f: $\rho_f$; its default is the theory's if the inner PDBO is made from one.
+        proximal_h: $\rho$; with the same default.
         rounds: K, the most rounds a run takes; None leaves it to the step budget.
         round_steps: T.
-        choose: what is put forward: the "last" round (inside a round its running average), the
+        choose: which round is returned: the "last" (inside a round its running average), the
             "best" by its certificate, or a uniformly "random" one drawn with the key. The
             certificates of "best" are not counted as oracle calls.
 
@@ -55,9 +57,9 @@ class ProximalPDBO(Solver):
     Multiple Inner Minima (2022), Algorithm 2.
 
     Differs from the paper in: the estimate of $\tilde h_k$ uses $\rho$ and the centre
-    $\tilde x_{k-1}$ of the subproblem, where the text prints $\rho_h$ and $\tilde x_k$; rounds
-    start with the inner solver's multiplier0 (the paper's is 0); the last round is put forward
-    unless another choice is made.
+    $\tilde x_{k-1}$ of the subproblem, while the text prints $\rho_h$ and $\tilde x_k$; rounds
+    start with the inner solver's multiplier0 (the paper's is 0); the last round is returned by
+    default.
     """
 
     label = "Proximal-PDBO"
@@ -77,8 +79,8 @@ class ProximalPDBO(Solver):
     def __init__(
         self,
         inner: PDBO | None = None,
-        proximal_f: Any = 0.02,
-        proximal_h: Any = 0.02,
+        proximal_f: ArrayLike = 0.02,
+        proximal_h: ArrayLike = 0.02,
         rounds: int | None = None,
         round_steps: int = 50,
         *,
@@ -110,12 +112,12 @@ class ProximalPDBO(Solver):
         round_steps: int = 50,
         *,
         inner_steps: int = 5,
-        multiplier0: Any = 2.0,
+        multiplier0: ArrayLike = 2.0,
         inner_start: Literal["warm", "y"] | PyTree = "warm",
         choose: Literal["last", "best", "random"] = "last",
     ) -> Self:
-        """Proximal-PDBO as its theorem has it: every number that `theory(..., proximal=True)` of
-        `pdbo.schedules` made.
+        """Proximal-PDBO with all numbers of its theorem, from `pdbo.schedules.theory(...,
+        proximal=True)`.
         """
         if not float(check_theory(theory).proximal_f) > 0:
             raise ProblemError("Proximal-PDBO needs theory(..., proximal=True).")
@@ -127,12 +129,12 @@ class ProximalPDBO(Solver):
 
     @property
     def budget(self) -> int | None:
-        """K T iterations, where K is given."""
+        """K T iterations if K is given, else None."""
         return None if self.rounds is None else self.rounds * self.round_steps
 
     @property
     def batch_refusal(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The best round is chosen by a certificate, the last and a random one are not."""
+        """Only the choice of the best round needs certificates."""
         return 'choose="best" compares certificates' if self.choose == "best" else ""
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> ProximalPDBOState:
@@ -144,7 +146,7 @@ class ProximalPDBO(Solver):
         return ProximalPDBOState(inner, center, center, worst, zero, zero, key)
 
     def step(self, problem: Problem, state: ProximalPDBOState) -> ProximalPDBOState:
-        """One iteration of PDBO on the subproblem; the round is closed after T of them."""
+        """One iteration of PDBO on the subproblem; the T-th ends the round."""
         strengths = trees.astype((self.proximal_f, self.proximal_h), trees.dtype(state.center.x))
         proximal = Proximal(state.center.x, state.center.y, *strengths)
         inner = self.inner.regularised_step(problem, state.inner, proximal)
@@ -152,7 +154,7 @@ class ProximalPDBO(Solver):
         done = inner.t == self.round_steps
         if self.choose == "last":
             return trees.where(done, self._close(problem, state), state)
-        # a certificate a round, not one an iteration
+        # one certificate per round, not per iteration
         return lax.cond(done, lambda s: self._close(problem, s), lambda s: s, state)
 
     def _close(self, problem: Problem, state: ProximalPDBOState) -> ProximalPDBOState:
@@ -174,12 +176,12 @@ class ProximalPDBO(Solver):
         return ProximalPDBOState(start, center, chosen, score, round_, state.total, state.key)
 
     def output(self, state: ProximalPDBOState) -> Point:
-        """The round put forward."""
+        """The chosen round."""
         if self.choose != "last":
             return state.chosen
         running = self.inner.output(state.inner)
         return trees.where(state.inner.t == 0, state.center, running)
 
     def calls(self, state: ProximalPDBOState) -> Calls:
-        """One gradient of f an iteration and the inner method's of g."""
+        """One gradient of f per iteration, and as many of g as the inner PDBO makes."""
         return Calls(state.total, self.inner.inner_calls * state.total, 0 * state.total)

@@ -1,35 +1,33 @@
-"""Any solver on mini-batches: the step sees the problem through the next two."""
-
-from typing import Any
+"""Solvers on mini-batches: every step sees the next batch of f and the next of g."""
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from .._batches import Cursor, Drawn
 from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls, Point, Solver
 
-_OUTER, _INNER = 2**31 - 1, 2**31 - 2  # what the two streams fold into the key
+_OUTER, _INNER = 2**31 - 1, 2**31 - 2  # folded into the key, so that the two streams differ
 
 
 class StreamedState(eqx.Module):
-    """A solver's state and where the two streams stand."""
+    """A solver's state and the positions in the two streams."""
 
-    solver: Any
+    solver: PyTree
     outer: Cursor
     inner: Cursor
 
 
 class Streamed(Solver):
-    """A solver whose every step sees the problem through a batch of its own."""
+    """A solver whose every step sees new batches in place of the data."""
 
     solver: Solver
 
     @property
     def name(self) -> str:
-        """The solver's, with what it runs on."""
+        """The solver's, with the words "on mini-batches"."""
         return f"{self.solver.name} on mini-batches"
 
     @property
@@ -62,7 +60,7 @@ class Streamed(Solver):
         """The solver's."""
         return self.solver.output(state.solver)
 
-    def settled(self, state: StreamedState) -> Any:
+    def settled(self, state: StreamedState) -> bool | Bool[Array, ""]:
         """The solver's."""
         return self.solver.settled(state.solver)
 
@@ -72,7 +70,7 @@ class Streamed(Solver):
 
 
 def streamed(problem: Problem, solver: Solver) -> Solver:
-    """The solver as this problem's data needs it; a ProblemError where batches are not for it."""
+    """The solver as this problem's data need it; a ProblemError if it cannot run on batches."""
     solver = solver.solver if isinstance(solver, Streamed) else solver
     if not problem.view.in_batches:
         return solver

@@ -13,7 +13,7 @@ from ._descent import descend, inner_slope
 
 
 class VPBGDState(eqx.Module):
-    """Iterate and the inner estimate, which persists."""
+    """Iterate and the inner estimate."""
 
     t: Int[Array, ""]
     x: PyTree
@@ -38,15 +38,15 @@ class VPBGD(Solver):
         inner_step: the step of the inner projected gradient.
         inner_steps: T.
 
-    The multiplier put forward is $\gamma$. It balances the gradients at the penalty's minimiser,
-    but that point is infeasible by about $\|\nabla_y f\|^2 / \gamma^2$.
+    The multiplier returned is $\gamma$. It balances the gradients at the minimiser of the penalty
+    function, but that point is infeasible by about $\|\nabla_y f\|^2 / \gamma^2$.
 
     Constraints: closed convex sets for x and for y, covered by the theory.
 
     Reference: Shen & Chen, On Penalty-based Bilevel Gradient Descent Method (2023), Algorithm 1
     and, for y in a set, Section 4; $\gamma = 10$, $\alpha = 0.1$ and T = 1 are the authors'.
 
-    Differs from the paper in: $\hat y$ persists, where the box starts it at $y_k$, and $\alpha$ is
+    Differs from the paper in: $\hat y$ is kept, while the paper starts it at $y_k$, and $\alpha$ is
     divided by $\gamma$, both as in the authors' code.
     """
 
@@ -86,5 +86,5 @@ class VPBGD(Solver):
         return Point(state.x, state.y, jnp.asarray(self.penalty, trees.dtype(state.x)))
 
     def calls(self, state: VPBGDState) -> Calls:
-        """One gradient of f and T + 2 of g an iteration."""
+        """One gradient of f and T + 2 of g per iteration."""
         return Calls(state.t, (self.inner_steps + 2) * state.t, 0 * state.t)

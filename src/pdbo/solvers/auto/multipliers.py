@@ -1,11 +1,11 @@
 """The multipliers of the cuts, from quadratic models (idea 2 of `AutoPDBO`)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ... import _trees as trees
 from .state import SLOTS
@@ -38,7 +38,7 @@ class Model(NamedTuple):
         return self.excess + trees.matmul(self.grad_h, d) + 0.5 * self.L_h * trees.dot(d, d)
 
     def gram(self) -> Callable[[Float[Array, " slots"]], Float[Array, " slots"]]:
-        """`direct` where nothing is projected, from inner products computed once."""
+        """`direct` if nothing is projected, from inner products computed once."""
         rows = jnp.concatenate([self.grad_f[None] / self.L_f, self.grad_h / self.L_h])
         products = trees.matmul(rows, rows.T)
 
@@ -55,14 +55,14 @@ def complementary(model: Model, mix: Float[Array, " slots"]) -> Float[Array, " s
     excess = model.gram() if model.free else model.direct
     top = jnp.full((), LOG_MAX_MIX, mix.dtype)
 
-    def solve(k: Any, mix: Float[Array, " slots"]) -> Float[Array, " slots"]:
-        def bisect(_: Any, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def solve(k: Int[Array, ""], mix: Float[Array, " slots"]) -> Float[Array, " slots"]:
+        def bisect(_: Int[Array, ""], ends: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = ends
             middle = 0.5 * (low + high)
             violated = excess(mix.at[k].set(jnp.exp(middle)))[k] > 0
             return jnp.where(violated, middle, low), jnp.where(violated, high, middle)
 
-        def active(_: Any) -> Array:
+        def active(_: None) -> Float[Array, ""]:
             return jnp.exp(lax.fori_loop(0, BISECTIONS, bisect, (-top, top))[1])
 
         inactive = excess(mix.at[k].set(0))[k] <= 0

@@ -40,7 +40,7 @@ def polish(problem: Problem, state: AutoState) -> AutoState:
 
     The multiplier makes the joint problem stiff, but not this one: y and the slot follow x. A step
     is kept if f is not above the highest of the last ones, as in Raydan (1997), or if the residual
-    is the lowest so far. It ends where the residual is met, or, if neither falls for long, at the
+    is the lowest so far. It ends if the residual is met, or, if neither falls for long, at the
     point of the lowest f met, among equal ones that of the lowest residual. APPROACH does the same
     with x fixed, until y and the slot have reached their minima; what is left must be small.
     """
@@ -159,7 +159,7 @@ def _judge(problem: Problem, state: AutoState, at: Penalised, k: Int[Array, ""])
     wide = finite & ~at.lower_slot & ~at.unfinished & (at.excess > 1) & free
     wide = wide & (at.residual_y <= POLISHABLE)  # else it is only rounding
     raise_by = jnp.where(wide, jnp.clip(1.2 * jnp.sqrt(at.excess), 1, 4), 1)
-    # y and a slot that have not reached their minima yet go on from where they are
+    # y and a slot that have not reached their minima yet continue from their present points
     nearing = first & ~keep & finite & ~at.lower_slot & (at.unfinished | wide)
     nearing = nearing & (past.turns < TURNS)
     failed = (at.lower_slot & ~at.unfinished) | (first & ~keep & ~nearing)

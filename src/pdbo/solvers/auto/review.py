@@ -92,7 +92,7 @@ class _Destination(NamedTuple):
     x: PyTree
     y: PyTree
     jump: Bool[Array, ""]  # whether that is the incumbent
-    moved: Bool[Array, ""]  # whether that is not where it was
+    moved: Bool[Array, ""]  # whether that is another point than before
 
 
 def _destination(

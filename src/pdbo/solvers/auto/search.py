@@ -1,13 +1,12 @@
 """The search: inner steps of the slots, one trial step of x and y, now and then a review."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from ... import _trees as trees
 from ..._problem import Problem
@@ -37,7 +36,7 @@ def _descend(problem: Problem, state: AutoState) -> AutoState:
     project = jax.vmap(lambda v: ravel_pytree(problem.y_set.project(unravel(v)))[0])
     eps = float(jnp.finfo(state.slots.dtype).eps)
 
-    def once(_: Any, s: tuple[Array, Array, Cuts]) -> tuple[Array, Array, Cuts]:
+    def once(_: Int[Array, ""], s: tuple[Array, Array, Cuts]) -> tuple[Array, Array, Cuts]:
         slots, step, cuts = s
         value, slope = cuts.value[1:], cuts.y[1:]
         trial = project(slots - step[:, None] * slope)

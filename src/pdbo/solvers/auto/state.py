@@ -1,9 +1,10 @@
 """Where a run stands: its phase, what the phases share, and a sub-state for each."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
@@ -19,8 +20,8 @@ RESIDUAL = 1e-6  # a residual, relative to the largest gradient of f, that count
 ROUNDING = 32.0  # units in the last place of g: the slack never falls below them
 
 
-def no_value(dtype: Any) -> float:
-    """What stands for "no f yet": the largest number, so that any f is lower."""
+def no_value(dtype: np.dtype) -> float:
+    """The value that means "no f yet": the largest number, so that any f is lower."""
     return float(jnp.finfo(dtype).max)
 
 
@@ -105,7 +106,7 @@ class PolishState(eqx.Module):
     steps: Float[Array, "3"]  # step sizes of x, of y and of the slot
 
     @classmethod
-    def start(cls, x: PyTree, dtype: Any) -> "PolishState":
+    def start(cls, x: PyTree, dtype: np.dtype) -> "PolishState":
         """Before any polishing."""
         none = jnp.zeros((), jnp.int32)
         return cls(

@@ -1,7 +1,7 @@
 """The lengths that x and y are measured in (idea 6 of `AutoPDBO`)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,14 +42,14 @@ class _Probe(NamedTuple):
 
 
 def measure(problem: Problem, x: PyTree, y: PyTree, seed: UInt32[Array, ""]) -> Units:
-    """Half-widths of the sets; where they are unbounded, lengths that balance curvatures."""
+    """Half-widths of the sets; if they are unbounded, lengths that balance curvatures."""
     flat_x, flat_y = ravel_pytree(x)[0], ravel_pytree(y)[0]
     f, g = (_probe(function, x, y, seed) for function in (problem.outer, problem.inner))
     ratio = _curvature_ratio(f, g)
     size_x, size_y = (jnp.sqrt(jnp.mean(flat**2)) for flat in (flat_x, flat_y))
 
     # if x has no effect at the start, g is probed again nearer to the inner solution
-    def nearer(_: Any) -> tuple[Array, Array]:
+    def nearer(_: None) -> tuple[Float[Array, ""], Float[Array, ""]]:
         best = minimize(lambda y: problem.inner(x, y), problem.y_set, y, LOOK).point
         found = _probe(problem.inner, x, best, seed)
         return _reach(found), _bend(found, flat_x, seed)
