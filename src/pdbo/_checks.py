@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
+from numpy.typing import DTypeLike
 
 from . import _trees as trees
 from ._errors import ProblemError, StartProjected, brief, warn

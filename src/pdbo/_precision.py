@@ -14,8 +14,9 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
+from numpy.typing import DTypeLike
 
 from . import _trees as trees
 from ._certificate import MAX_SLACK, Certificate, measure_jit

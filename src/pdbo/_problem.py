@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
+from numpy.typing import DTypeLike
 
 from . import _trees as trees
 from ._checks import kind
