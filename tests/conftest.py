@@ -1,16 +1,32 @@
 """Double precision unless a test asks for float32 by dtype, and no implicit promotion."""
 
 import os
-import resource
+import shutil
 import subprocess
 import sys
 import time
 
+import cheap  # before JAX reads the environment
+
+# isort: split
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_unconfigure():
+    if cheap.PROGRAMS:
+        shutil.rmtree(cheap.PROGRAMS, ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One process runs all tests of a file, which share fixtures and programs."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.option.dist == "load" else None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,8 +47,7 @@ def x32():
 def quick_run(tmp_path_factory):
     """`quick_run(name)` is the folder of a run of `pdbo reproduce --quick`, made once for all.
 
-    The processes that share the tests share it; beside the results lies how many seconds of
-    processor time it took.
+    The processes that share the tests share it.
     """
     base = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -49,12 +64,8 @@ def quick_run(tmp_path_factory):
                     break
                 time.sleep(0.1)
         else:
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             command = [sys.executable, "-m", "pdbo", "reproduce", "--quick", "--out", out]
             run = subprocess.run(command, capture_output=True, text=True, timeout=600)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            (folder / "seconds").write_text(str(seconds))
             (folder / "log").write_text(run.stderr)
             done.write_text(str(run.returncode))
         assert done.read_text() == "0", (folder / "log").read_text()

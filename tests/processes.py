@@ -22,7 +22,7 @@ def free_address() -> str:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
 

@@ -6,7 +6,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -58,16 +57,23 @@ def test_names_of_a_submodule_are_the_same_ones_at_the_top():
         assert all(getattr(pdbo, name) is getattr(home, name) for name in listed)
 
 
-def test_import_costs_at_most_half_a_second_more_than_jax():
-    def seconds(code):
-        start = time.perf_counter()
-        python(code)
-        return time.perf_counter() - start
+def test_import_brings_the_dependencies_and_little_else():
+    """Named and counted, with what jax, equinox, jaxtyping and numpy import themselves."""
 
-    ours, theirs = (
-        min(seconds(code) for _ in range(5)) for code in ("import pdbo; pdbo.solve", "import jax")
+    def modules(code):
+        return set(python(f"import sys\n{code}\nprint(*sys.modules)").stdout.split())
+
+    light, ours, theirs = map(
+        modules, ("import pdbo", "import pdbo; pdbo.solve", "import jax, equinox, jaxtyping, numpy")
     )
-    assert ours - theirs <= 0.5
+    assert {name for name in light if name.startswith("pdbo")} == {"pdbo"}
+    assert not light & {"jax", "equinox", "jaxtyping", "numpy"}
+    more = ours - theirs
+    own = {name for name in more if name.partition(".")[0] == "pdbo"}
+    assert {name.partition(".")[0] for name in more - own} <= {"jax", *sys.stdlib_module_names}
+    assert len(own) < 80 and len(more - own) < 40
+    aside = {"app", "experiments", "linear", "orbax", "problems", "sklearn"}
+    assert not {name.split(".")[1] for name in own - {"pdbo"}} & aside
 
 
 def test_version_is_said_once():
