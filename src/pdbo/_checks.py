@@ -10,13 +10,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
-from numpy.typing import DTypeLike
 
 from . import _trees as trees
 from ._errors import ProblemError, StartProjected, brief, warn
 from ._mesh import everywhere
 
 if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
     from ._problem import Problem
     from .sets import Set
 
@@ -110,7 +111,7 @@ def check_point(
     x0: PyTree,
     y0: PyTree,
     project: bool = True,
-    coarse: DTypeLike | None = None,
+    coarse: "DTypeLike | None" = None,
 ) -> tuple[PyTree, PyTree]:
     """A point as arrays, projected onto its sets if `project`; a ProblemError if it is not fit.
 
@@ -144,7 +145,7 @@ def check_point(
 
 @eqx.filter_jit
 def _enter(
-    problem: "Problem", x: PyTree, y: PyTree, project: bool, coarse: DTypeLike | None
+    problem: "Problem", x: PyTree, y: PyTree, project: bool, coarse: "DTypeLike | None"
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
     """The point to use, how far the given one lies outside its sets, and f and g there."""
     sets = ((problem.x_set, x), (problem.y_set, y))
@@ -154,7 +155,7 @@ def _enter(
     return x, y, apart, (problem.outer(x, y), problem.inner(x, y))
 
 
-def _contains(constraint: "Set", z: PyTree, coarse: DTypeLike | None) -> Array:
+def _contains(constraint: "Set", z: PyTree, coarse: "DTypeLike | None") -> Array:
     inside = constraint.contains(z)
     if coarse is None:
         return inside

@@ -9,14 +9,13 @@ NumPy arrays if the session has no 64-bit types.
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
-from numpy.typing import DTypeLike
 
 from . import _trees as trees
 from ._certificate import MAX_SLACK, Certificate, measure_jit
@@ -25,6 +24,9 @@ from ._errors import PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
 from ._solution import Solution, State
 from ._solver import Point, Solver
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
 
 MOST_NUMBERS = 10**6  # in x, y and data together: up to here a run may be lifted to double
 _LIFTABLE = {np.dtype(t) for t in (np.float64, np.float32)}
@@ -52,7 +54,7 @@ class Start(NamedTuple):
     x: PyTree = None
     y: PyTree = None
     state: State | None = None
-    coarse: DTypeLike | None = None
+    coarse: "DTypeLike | None" = None
 
 
 @contextlib.contextmanager

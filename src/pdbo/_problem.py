@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
-from numpy.typing import DTypeLike
 
 from . import _trees as trees
 from ._checks import kind
@@ -18,6 +18,9 @@ from ._errors import ProblemError
 from ._fresh_constants import with_fresh_constants
 from ._mesh import held_whole
 from .sets import Free, Set
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
 
 
 class Problem(eqx.Module):
@@ -77,7 +80,7 @@ class Problem(eqx.Module):
         parts = (with_fresh_constants(self.f), with_fresh_constants(self.g))
         return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
 
-    def astype(self, dtype: DTypeLike) -> "Problem":
+    def astype(self, dtype: "DTypeLike") -> "Problem":
         """The same problem with every floating array it carries in another precision."""
         return trees.astype(self, dtype)
 
