@@ -425,7 +425,7 @@ def figures(record: Record) -> list[Figure]:
         f"Data hyper-cleaning on {s['data']}: the mean over {s['splits']} splits of "
         f"{s['images for training and for validation']:,} training images, half of them "
         f"mislabelled. A call is a gradient or product on a batch of {s['images in a batch']}; "
-        "AutoPDBO uses all images in every call, which counts as that many more calls."
+        "a call of AutoPDBO uses all images and counts once for every batch in them."
     )
     return [Figure("cleaning", caption, panels, 2)]
 

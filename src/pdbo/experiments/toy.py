@@ -136,7 +136,8 @@ def claims(record: Record) -> list[Claim]:
             "[...] such approaches are not equipped with mechanisms to select among the multiple "
             "minimizers.",
             "Section 5.1",
-            "how far AID-FP and ITD-R move y2, the coordinate that tells the minima apart, at most",
+            "the largest distance that AID-FP or ITD-R moves y2, the coordinate that tells the "
+            "minima apart",
             moved,
             "<=",
             1e-12,
