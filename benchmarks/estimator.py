@@ -117,9 +117,9 @@ def newsgroups(seeds: int = 3) -> dict[str, Any]:
 def solvers(seconds: float = 5.0) -> dict[str, Any]:
     """The held-out loss that solvers reach on one problem: a penalty per feature, five splits.
 
-    The weights are fitted again at the point x that a solver has reached after `seconds`, not
-    counting compilation, so that only the penalties count. The steps of the hypergradient and
-    first-order methods are the best of those tried.
+    Each solver gets the same number of seconds, without compilation. Then the weights are fitted
+    again for its penalties, so that only the penalties count. The step sizes of the hypergradient
+    and first-order methods are the best of those tried.
     """
     X, y = load_breast_cancer(return_X_y=True)
     X = StandardScaler().fit_transform(X).astype(np.float32)
@@ -129,12 +129,13 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
     search = Search(BilevelLogisticRegression._loss, table, Plan(True, True, True, 100, 1e-6, None))
     held = search.roles == 2
     problem = search.problem((search.roles == 0), held)
-    search.watched = problem.data.held
+    search.validation = problem.data.held
     x0, w0 = search.start(None)
 
     def loss(x: Any) -> float:
-        """The held-out loss of penalties, with the weights fitted again."""
-        return float(search.step(problem, x, w0, (50, 50, 1e-4, 1e-2))[1].losses.mean())
+        """The held-out loss of penalties, with weights fitted again."""
+        _, report = search.step(problem, x, w0, (50, 50, 1e-4, 1e-2))
+        return float(report.losses.mean())
 
     curvature = 0.25 * float(np.linalg.eigvalsh(X.T @ X)[-1]) + float(np.exp(x0["level"]))
     results: dict[str, Any] = {"start": {"held_out_loss": loss(x0)}}
@@ -155,11 +156,10 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
         results[name] = best
         print(name, best, flush=True)
     rate = {"level": 0.3, "exponent": 0.05, "each": 0.1}
-    descent = lambda: search.steps(problem, x0, w0, rate, "descent", 200)
-    next(descent())  # compile
+    next(search.steps(problem, x0, w0, rate, "descent", 1))  # compiles
     start, taken, at, x = time.perf_counter(), 0, x0, x0
-    for state in descent():
-        at, x, taken = x, state.x, taken + 1
+    for state in search.steps(problem, x0, w0, rate, "descent", 200):
+        taken, at, x = taken + 1, x, state.x
         if time.perf_counter() - start >= seconds:
             break
     spent = time.perf_counter() - start

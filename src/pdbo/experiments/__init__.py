@@ -1,27 +1,27 @@
-"""The experiments: names as plain data here, one module each, imported when it is run.
+"""The experiments: their names are plain data here; each module is imported when it runs.
 
 An experiment is one file `NAME.py` in this folder and one line in `EXPERIMENTS` below. The module
-imports JAX inside its functions only, so that pages are rebuilt without it, and offers
+imports JAX inside its functions only, so that pages can be rebuilt without JAX. It offers
 
-- `run(seed, quick, track) -> Results`, called in double precision: `for part in track(names)` moves
-  the progress bar, and the result holds the settings, plain arrays, oracle calls by method (`f`,
-  `g`, `products`) and whatever differs from run to run (`seconds` by method, `measured`), which is
-  kept apart from the rest: with the same seed the rest is the same byte for byte;
-- `claims(record) -> list[Claim]`: a sentence, the number that tests it, and what it has to be. A
-  claim must be able to fail;
+- `run(seed, quick, track) -> Results`, called in double precision. `for part in track(names)` moves
+  the progress bar. The result holds the settings, plain arrays and the oracle calls by method (`f`,
+  `g`, `products`): with the same seed these are the same byte for byte. Whatever differs from run
+  to run (`seconds` by method, `measured`) is kept apart from them;
+- `claims(record) -> list[Claim]`: a sentence, the number that tests it, and the bound that number
+  has to meet. A claim must be able to fail;
 - `figures(record) -> list[Figure]`: panels of lines with bands, steps (`Curve(kind="steps")`) and
-  bars (`bars(label, heights, spread)` over `Panel(categories=...)`), drawn on paper and on the page
-  from the same description; their names must be unique among all experiments;
-- optionally `tables(record) -> list[Table]`, cells being text, numbers or `Spread`
+  bars (`bars(label, heights, spread)` over `Panel(categories=...)`). Paper and page are drawn from
+  the same description. A figure's name must be unique among all experiments;
+- optionally `tables(record) -> list[Table]`, whose cells are text, numbers or `Spread`
   (`mean_and_error(values)`), and `scene(record) -> Scene`, a landscape with paths.
 
-All but `run` are functions of the record alone: no clock, no files, no JAX. Labels that begin with
-the name of a method have its colour throughout. Errors that the user can put right, such as data
-that is not to be had, raise `Unavailable` with one sentence that says what to do.
+All but `run` are functions of the record alone: no clock, no files, no JAX. A label that begins
+with the name of a method gets the method's colour. Errors that the user can put right, such as
+missing data, raise `Unavailable` with one sentence that says what to do.
 
-An experiment that needs data says in `Experiment.data` which; its `run` takes a further argument
-`data`, the folder given with `--data` or None. Where it cannot do without a download, `download` is
-set too. Such, and those that take longer than two minutes, are run only by name.
+An experiment that needs data names it in `Experiment.data`; its `run` takes a further argument
+`data`, the folder given with `--data` or None. `download` is set if it needs the network. Such
+experiments, and those that take longer than two minutes, run only if they are named.
 """
 
 import importlib
@@ -34,10 +34,10 @@ class Experiment(NamedTuple):
 
     Attributes:
         text: one line for the list and the page.
-        seconds: about how long it takes on two cores, in full and quick.
-        needs: modules it needs beside the package's own and matplotlib.
-        data: what data it reads, in a few words; empty where it needs none.
-        download: whether it needs the network for them.
+        seconds: about how long it takes on two cores, in full and with `--quick`.
+        needs: modules it needs besides the package's own dependencies and matplotlib.
+        data: the data it reads, in a few words; empty if it needs none.
+        download: whether it needs the network to get the data.
     """
 
     text: str
@@ -48,12 +48,12 @@ class Experiment(NamedTuple):
 
     @property
     def by_name(self) -> bool:
-        """Whether it is run only where it is named."""
+        """Whether it runs only if it is named."""
         return self.download or self.seconds[0] > 120
 
 
 class Unavailable(Exception):
-    """An experiment cannot be run as things are; the message is one sentence on what to do."""
+    """An experiment cannot run; the message says in one sentence what to do."""
 
 
 EXPERIMENTS = {
@@ -91,5 +91,5 @@ PROBLEMS = (  # noqa: SIM905
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment."""
+    """Returns the module of an experiment."""
     return importlib.import_module(f".{name}", __name__)

@@ -1,4 +1,4 @@
-"""What the two classification experiments share: the paper's sentences and the columns."""
+"""What the two classification experiments share: the paper's sentences and the table's columns."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ COLUMNS = ("own weights", "refitted on the training part", "refitted on training
 def margin(
     record: Record, name: str, rivals: tuple[str, ...], column: str, errors: float = 0
 ) -> float:
-    """In per cent: how far a method is ahead of every rival, less so many standard errors."""
+    """The smallest lead over any rival in per cent, minus `errors` standard errors."""
     margins = []
     for rival in rivals:
         ahead = 100 * (record[f"{name}.{column}"] - record[f"{rival}.{column}"])
@@ -20,13 +20,13 @@ def margin(
 
 
 def ahead_in_accuracy(record: Record, source: str) -> list[Claim]:
-    """The paper's two sentences on accuracy, and what the hyperparameters themselves are worth."""
+    """The paper's two sentences on accuracy, and a test of the hyperparameters on their own."""
     return [
         Claim(
             "It can be seen that our algorithm PDBO significantly improves over AID and ITD "
             "methods,",
             source,
-            "own weights: mean test accuracy less that of AID-FP and of ITD-R, less twice the "
+            "own weights: mean test accuracy minus that of AID-FP and of ITD-R, minus twice the "
             "standard error of the difference over the splits, in per cent",
             margin(record, "PDBO", ("AID-FP", "ITD-R"), "own", errors=2),
             ">",
@@ -35,7 +35,7 @@ def ahead_in_accuracy(record: Record, source: str) -> list[Claim]:
         Claim(
             "and slightly outperforms BigSAM+ITD method",
             source,
-            "own weights: mean test accuracy less that of BigSAM+ITD, in per cent",
+            "own weights: mean test accuracy minus that of BigSAM+ITD, in per cent",
             margin(record, "PDBO", ("BigSAM+ITD",), "own"),
             ">",
             0.0,
@@ -44,7 +44,7 @@ def ahead_in_accuracy(record: Record, source: str) -> list[Claim]:
             "PDBO's hyperparameters are better than those of AID and ITD.",
             "implied by Section 5.2",
             "weights refitted on the training part with the learned hyperparameters: mean test "
-            "accuracy less the better of AID-FP and ITD-R, in per cent",
+            "accuracy minus the better of AID-FP and ITD-R, in per cent",
             margin(record, "PDBO", ("AID-FP", "ITD-R"), "refit"),
             ">",
             0.0,

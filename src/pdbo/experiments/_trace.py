@@ -2,24 +2,33 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from .._driver import Recorder, Row, advance
 from .._problem import Problem
 from .._solution import State, launch
+from .._solver import Calls
 from ..solvers import Point, Solver
+
+Observe = Callable[[Problem, Point], dict[str, Array]]
+"""What a row holds: arrays by name, computed from the point."""
 
 
 class Trace(NamedTuple):
-    """The rows observed, the last point, the oracle calls of one start, the seconds of all.
+    """What a run leaves behind.
 
-    `memory` is what the compiled program holds at most, in bytes: its data, state and scratch.
+    Attributes:
+        rows: the arrays observed, by name.
+        last: the last point.
+        calls: the oracle calls of one start.
+        seconds: the time of the compiled steps, all starts together.
+        memory: bytes that the compiled program holds at most: data, state and scratch.
     """
 
     rows: dict[str, np.ndarray]
@@ -29,8 +38,8 @@ class Trace(NamedTuple):
     memory: int
 
 
-def point(problem: Problem, at: Point) -> dict[str, Any]:
-    """The point itself; NaN where the method has no multiplier."""
+def point(problem: Problem, at: Point) -> dict[str, Array]:
+    """The point itself; the multiplier is NaN if the method has none."""
     multiplier = jnp.nan if at.multiplier is None else at.multiplier
     return {"x": at.x, "y": at.y, "multiplier": jnp.asarray(multiplier, float)}
 
@@ -38,23 +47,23 @@ def point(problem: Problem, at: Point) -> dict[str, Any]:
 def trace(
     problem: Problem,
     solver: Solver,
-    x0: Any,
-    y0: Any,
+    x0: PyTree,
+    y0: PyTree,
     *,
     steps: int,
     every: int = 1,
     seed: int = 0,
-    observe: Callable[[Problem, Point], dict[str, Any]] = point,
+    observe: Observe = point,
     batched_problem: bool = False,
 ) -> Trace:
-    """Run a solver from many starts (the leading axis) and observe every so many steps.
+    """Run a solver from many starts (the leading axis) and observe it every `every` steps.
 
     Arguments:
         problem, solver, x0, y0: the problem, the method and the starts.
-        steps, every: how far, and how many steps lie between two rows; the start is row 0.
+        steps, every: how many steps it takes, and how many of them per row; the start is row 0.
         seed: of the solver's key.
         observe: what a row holds.
-        batched_problem: whether the arrays of the problem have the leading axis too.
+        batched_problem: whether the arrays of the problem have the leading axis as well.
     """
     axes = (None, eqx.if_array(0) if batched_problem else None, 0, 0, None)
     batch = eqx.filter_vmap(_path(steps, every, observe), in_axes=axes)
@@ -64,34 +73,37 @@ def trace(
 def trace_each(
     problems: Sequence[Problem],
     solver: Solver,
-    starts: Sequence[tuple[Any, Any]],
+    starts: Sequence[tuple[PyTree, PyTree]],
     *,
     steps: int,
     every: int,
     seed: int,
-    observe: Callable[[Problem, Point], dict[str, Any]],
+    observe: Observe,
 ) -> list[Trace]:
-    """Problems of one shape too large for a batch, one after the other in one compiled program."""
+    """Run a solver on several large problems of one shape, one by one in one compiled program."""
     pairs = zip(problems, starts, strict=True)
     arguments = [(solver, problem, *start, jax.random.key(seed)) for problem, start in pairs]
     return _timed(_path(steps, every, observe), arguments)
 
 
-class _Observed(Recorder):
-    """A row is what `observe` sees of the point."""
+_Path = tuple[dict[str, Array], Point, Calls]
 
-    observe: Callable[[Problem, Point], dict[str, Any]]
+
+class _Observed(Recorder):
+    """A recorder whose rows are what `observe` returns."""
+
+    observe: Observe
 
     def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
         _, running = super().record(problem, run)
         return jax.tree.map(jnp.asarray, self.observe(problem, run.point)), running
 
 
-def _path(steps: int, every: int, observe: Callable) -> Callable:
-    """The rows, the last point and the calls of one run."""
+def _path(steps: int, every: int, observe: Observe) -> Callable[..., _Path]:
+    """A function that runs a solver and returns the rows, the last point and the calls."""
     rows = steps // every
 
-    def path(solver: Solver, problem: Problem, x: Any, y: Any, key: Any) -> Any:
+    def path(solver: Solver, problem: Problem, x: PyTree, y: PyTree, key: Array) -> _Path:
         run = launch(problem, x, y, solver, key)
         end = advance(problem, run, _Observed(observe), every * rows, every, True, rows=rows + 1)
         return end.rows, end.run.point, solver.calls(end.run.solver_state)
@@ -99,8 +111,9 @@ def _path(steps: int, every: int, observe: Callable) -> Callable:
     return path
 
 
-def _timed(function: Callable, runs: list[tuple]) -> list[Trace]:
-    compiled: Any = eqx.filter_jit(function).lower(*runs[0]).compile()  # pyright: ignore[reportFunctionMemberAccess]
+def _timed(function: Callable[..., _Path], runs: list[tuple]) -> list[Trace]:
+    """Compile once, then run and time each tuple of arguments."""
+    compiled = eqx.filter_jit(function).lower(*runs[0]).compile()  # pyright: ignore[reportFunctionMemberAccess]
     found = compiled.compiled.memory_analysis()
     parts = (found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes)
     memory = sum(parts) - found.alias_size_in_bytes

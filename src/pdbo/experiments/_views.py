@@ -2,22 +2,23 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Labelled data; a label that begins with the name of a method has the method's colour.
+    """Labelled data; a label that begins with the name of a method gets the method's colour.
 
     Attributes:
         label: what the legend calls it.
-        x, y: the data; what is not finite is left out.
+        x, y: the data; values that are not finite are left out.
         points: whether markers are drawn too.
-        spread: how far the data reaches to either side of y: a band, or the whiskers of bars.
-        kind: a "line", "steps" that keep their height up to the next x, as a performance profile
-            has them, or "bars".
+        spread: half the width of the band around y, or of the whiskers of bars.
+        kind: a "line", "steps" that keep their height up to the next x, as in a performance
+            profile, or "bars".
     """
 
     label: str
@@ -28,8 +29,8 @@ class Curve:
     kind: Literal["line", "steps", "bars"] = "line"
 
 
-def bars(label: str, y: Any, spread: Any = None) -> Curve:
-    """One bar for each of a panel's categories; several such stand side by side."""
+def bars(label: str, y: Sequence[float], spread: np.ndarray | None = None) -> Curve:
+    """One bar for each of a panel's categories; several curves of bars stand side by side."""
     return Curve(label, np.arange(len(y)), np.asarray(y), False, spread, "bars")
 
 
@@ -57,7 +58,7 @@ class Figure:
 
 
 class Spread(NamedTuple):
-    """A cell of a table: a mean, how far it may be off, and the decimals shown."""
+    """A cell of a table: a mean, its standard error, and the decimals shown."""
 
     mean: float
     spread: float
@@ -68,8 +69,8 @@ class Spread(NamedTuple):
         return f"{self.mean:.{self.decimals}f}{spread}"
 
 
-def mean_and_error(values: Any, decimals: int = 2) -> Spread:
-    """The mean over runs and its standard error, which one run alone does not have."""
+def mean_and_error(values: ArrayLike, decimals: int = 2) -> Spread:
+    """The mean over runs and its standard error, NaN for a single run."""
     values = np.asarray(values, float)
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
     return Spread(float(values.mean()), float(error), decimals)
@@ -81,23 +82,23 @@ class Table:
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[object]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """A landscape in the plane, with the path of every method from every start.
+    """A landscape in the plane with the path of every method from every start.
 
     Attributes:
-        title, text: what is drawn and what one sees.
+        title, text: the heading and the explanation.
         axes: the names of the two coordinates.
         x, y, z: the grid and the values on it, z[j, i] at (x[i], y[j]).
         levels: of the contour lines.
-        lines: further lines (label, points) to be drawn in, such as the inner minima.
+        lines: further lines (label, points) to draw, such as the inner minima.
         optima: the best points.
         starts: the starts, one row each.
         paths: by method an array (starts, iterations + 1, 2).
-        notes: what became of the methods, one text for every start.
+        notes: where the methods ended, one text for every start.
     """
 
     title: str
@@ -115,7 +116,7 @@ class Scene:
 
 
 def fates(found: dict[str, str]) -> str:
-    """What became of every method, in one sentence: those that fared alike are named together."""
+    """Where every method ended, in one sentence; methods with the same fate share a clause."""
     groups: dict[str, list[str]] = {}
     for method, fate in found.items():
         groups.setdefault(fate, []).append(method)
@@ -127,12 +128,12 @@ def fates(found: dict[str, str]) -> str:
 
 
 def counted(values: np.ndarray) -> np.ndarray:
-    """0, 1, 2, ... for as many values."""
+    """0, 1, 2, ..., one for each value."""
     return np.arange(len(values))
 
 
 def first_within(errors: np.ndarray, tolerance: float) -> float:
-    """The iteration from which on the errors stay within the tolerance; infinite if never."""
+    """The first iteration from which the errors stay within the tolerance; infinite if none."""
     outside = np.flatnonzero(~(errors <= tolerance))
     if not len(outside):
         return 0.0

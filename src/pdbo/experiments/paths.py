@@ -1,23 +1,21 @@
 """The appendix's figure: multiplier and constraint along PDBO's path on the toy problem."""
 
-from typing import Any
-
 import numpy as np
 
-from ._results import Claim, Record, Results
+from ._results import Claim, Record, Results, Track
 from ._views import Curve, Figure, Panel, counted
 from .toy import NAMES, STARTS
 
 FIRST = (2.0, 0.0)
-"""The first multipliers: the paper's, and none."""
+"""The first multipliers: the paper's, and zero."""
 RUNS = [f"{name}, first multiplier {first:g}" for first in FIRST for name in NAMES]
 
 
-def run(seed: int, quick: bool, track: Any = iter) -> Results:
-    """PDBO from the paper's two starts, and the certificates of where it ends.
+def run(seed: int, quick: bool, track: Track = iter) -> Results:
+    """PDBO from the paper's two starts, and the certificates at its last points.
 
-    Once with the paper's first multiplier and once with none, so that the constraint has to raise
-    it.
+    It runs once with the paper's first multiplier and once with zero, so that the constraint has
+    to raise it.
     """
     import equinox as eqx
     import jax.numpy as jnp
@@ -30,12 +28,12 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
     x0, y0 = jnp.asarray(STARTS[:2, 0]), jnp.asarray(STARTS[:2, 1:])
     rows: dict[str, list[np.ndarray]] = {"x": [], "y": [], "multiplier": []}
     calls, seconds = {}, {}
-    for multiplier in track(FIRST):
-        solver = eqx.tree_at(lambda s: s.multiplier0, pdbo(), jnp.asarray(multiplier))
+    first = {f"PDBO, first multiplier {value:g}": value for value in FIRST}
+    for name in track(list(first)):
+        solver = eqx.tree_at(lambda s: s.multiplier0, pdbo(), jnp.asarray(first[name]))
         found = trace(toy(), solver, x0, y0, steps=steps, seed=seed)
         for key, values in rows.items():
             values.append(found.rows[key])
-        name = f"PDBO, first multiplier {multiplier:g}"
         calls[name], seconds[name] = found.calls, found.seconds
     arrays = {k: np.concatenate(v) for k, v in rows.items()}
     ends = zip(*(arrays[k][:, -1] for k in rows), strict=True)
@@ -55,7 +53,7 @@ def constraint(record: Record) -> np.ndarray:
 
 
 def figures(record: Record) -> list[Figure]:
-    """The two panels."""
+    """Three panels: the multiplier, the constraint, and its absolute value."""
 
     def panel(title: str, label: str, values: np.ndarray, log: bool = False) -> Panel:
         curves = [Curve(f"PDBO from {n}", counted(v), v) for n, v in zip(RUNS, values, strict=True)]
@@ -73,7 +71,7 @@ def figures(record: Record) -> list[Figure]:
         "PDBO on the toy problem: dual variable and constraint along the iterations, from the "
         "paper's two starts, with its first multiplier 2 and with 0. "
         f"At the end |h| is at most {last.max():.2g}, with a smoothing of {alpha:g}, and the dual "
-        f"variable changes by {slowest:.1g} in an iteration."
+        f"variable changes by {slowest:.1g} per iteration."
     )
     return [Figure("paths", caption, panels)]
 
@@ -97,9 +95,9 @@ def claims(record: Record) -> list[Claim]:
             0.0,
         ),
         Claim(
-            "The dual variable has settled where the optimization terminates.",
+            "The dual variable has settled when the optimization terminates.",
             "implied by Appendix A",
-            f"how far it moves in the second half of the run, relative to its last value; {every}",
+            f"its range over the second half of the run, relative to its last value; {every}",
             float(drift.max()),
             "<=",
             0.01,
@@ -108,7 +106,7 @@ def claims(record: Record) -> list[Claim]:
         Claim(
             "and that the constraint is satisfied with equality.",
             source,
-            f"the largest last |h|, {every}, against the smoothing",
+            f"the largest last |h|, {every}, compared with the smoothing",
             float(np.abs(h).max()),
             "<=",
             alpha,
@@ -116,7 +114,7 @@ def claims(record: Record) -> list[Claim]:
         Claim(
             "Thus, the slackness condition is satisfied.",
             source,
-            f"the largest last |multiplier h|, {every}, against three times the smoothing",
+            f"the largest last |multiplier h|, {every}, compared with three times the smoothing",
             float(np.abs(last * h).max()),
             "<=",
             3 * alpha,

@@ -1,30 +1,44 @@
-"""The scoreboard: every solver on every problem of the collection, with its defaults alone."""
+"""The scoreboard: every solver with its defaults on every problem of the collection."""
+
+from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import _catalogue
-from ._results import Claim, Record, Results
+from ._results import Claim, Record, Results, Settings, Track
 from ._views import Curve, Figure, Panel, Table
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int, PyTree
+    from numpy.typing import ArrayLike
+
+    from .. import Problem, Solver
+    from .._driver import Row
+    from .._solution import State
+    from ..problems import Entry
+
+    Score = Mapping[str, ArrayLike]
 
 AUTO, MANY = "AutoPDBO", "many minima"
 RIVALS = tuple(name for name in _catalogue.names() if name != AUTO)
 MULTISTART = "multistart"
 QUICK = ("toy", "sine", "mb-3.14", "mb-3.19", "iaptt", "desilva")
 QUICK_RIVALS = ("PDBO", "ITD", "BOME")
-SETTINGS: dict[str, Any] = {
-    "solved": "inner gap at most 1e-4 and |f - f*| at most 1e-2 max(1, |f*|), the inner value from "
-    "a formula or a grid",
-    "starts": "a low-discrepancy sequence over the sets, around zero where they are unbounded; of "
-    "multistart its own, from one start",
+SETTINGS: Settings = {
+    "solved": "inner gap at most 1e-4 and |f - f*| at most 1e-2 max(1, |f*|); a formula or a grid "
+    "gives the inner value",
+    "starts": "a low-discrepancy sequence over the sets, or around zero if they are unbounded; "
+    "multistart draws its own from one start",
     "first half": "the problems at even positions of the list, counted from zero; constants are "
-    "chosen on this half alone",
+    "chosen on this half only",
 }
 
 
-def run(seed: int, quick: bool, track: Any = iter) -> Results:
+def run(seed: int, quick: bool, track: Track = iter) -> Results:
     """Every solver from every start of every problem, then multistart on every problem."""
     import jax
 
@@ -41,7 +55,7 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
     arrays: dict[str, np.ndarray] = {}
     calls, refused = {}, {}
     parts = [(s, n) for s in (AUTO, *rivals, MULTISTART) for n in chosen]
-    rows: dict[str, list[dict[str, Any]]] = {s: [] for s, _ in parts}
+    rows: dict[str, list[Score]] = {s: [] for s, _ in parts}
     for part in track([f"{s} on {n}" for s, n in parts]):
         solver, name = part.split(" on ")
         entry, problem = entries[name]
@@ -78,9 +92,11 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
     return Results(settings, arrays, calls)
 
 
-def _entries(names: list[str]) -> dict[str, Any]:
-    """Entries and their problems. Those with one x and one y in boxes share two functions, so
-    that a solver is compiled once for all of them.
+def _entries(names: list[str]) -> dict[str, tuple[Entry, Problem]]:
+    """Entries and their problems.
+
+    Problems with one x and one y in boxes share two functions, so that each solver is compiled
+    once for all of them.
     """
     import jax
 
@@ -96,10 +112,10 @@ def _entries(names: list[str]) -> dict[str, Any]:
         and e.problem.data is None
     ]
 
-    def f(x: Any, y: Any, which: Any) -> Any:
+    def f(x: Float[Array, ""], y: Float[Array, ""], which: Int[Array, ""]) -> Float[Array, ""]:
         return jax.lax.switch(which, [p.f for p in alike], x, y)
 
-    def g(x: Any, y: Any, which: Any) -> Any:
+    def g(x: Float[Array, ""], y: Float[Array, ""], which: Int[Array, ""]) -> Float[Array, ""]:
         return jax.lax.switch(which, [p.g for p in alike], x, y)
 
     shared = {
@@ -108,8 +124,10 @@ def _entries(names: list[str]) -> dict[str, Any]:
     return {n: (e, shared.get(id(e.problem), e.problem)) for n, e in entries.items()}
 
 
-def _runs(problem: Any, solver: Any, starts: Any, marks: np.ndarray, seed: int) -> dict[str, Any]:
-    """All starts at once, observed after so many steps: rows of the leading axes start, mark."""
+def _runs(
+    problem: Problem, solver: Solver, starts: tuple[PyTree, PyTree], marks: np.ndarray, seed: int
+) -> dict[str, np.ndarray]:
+    """All starts at once, observed at the steps `marks`: arrays of leading axes start and mark."""
     import jax
     import jax.numpy as jnp
 
@@ -122,14 +140,14 @@ def _runs(problem: Any, solver: Any, starts: Any, marks: np.ndarray, seed: int) 
     rows, counts = jax.tree.map(
         np.asarray, program(problem, solver, x, y, keys, jnp.asarray(marks, jnp.int32))
     )
-    # a run that has settled records nothing more: its last row holds from there on
+    # a run that has settled records nothing more: its last row is repeated
     place = np.minimum(np.arange(len(marks)), counts[:, None] - 1)
     return jax.tree.map(lambda leaf: leaf[np.arange(len(counts))[:, None], place], rows)
 
 
 @functools.cache
-def _compiled() -> Any:
-    """The program that runs a solver from a batch of starts, made once."""
+def _compiled() -> Callable[..., tuple[Row, Array]]:
+    """The program that runs a solver from a batch of starts; it is made once."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -139,9 +157,9 @@ def _compiled() -> Any:
     from .._solution import launch
 
     class Seen(Recorder):
-        """The point, the values there and the calls so far; a run that settles ends."""
+        """The point, its values and the calls so far; a run that settles ends."""
 
-        def record(self, problem: Any, run: Any) -> Any:
+        def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
             _, running = super().record(problem, run)
             at, used = run.point, run.solver.calls(run.solver_state)
             row = {
@@ -157,8 +175,15 @@ def _compiled() -> Any:
             return row, jnp.where(settled, RESULTS.settled, running).astype(jnp.int32)
 
     @eqx.filter_jit
-    def batch(problem: Any, solver: Any, x: Any, y: Any, keys: Any, marks: Any) -> Any:
-        def one(x: Any, y: Any, key: Any) -> Any:
+    def batch(
+        problem: Problem,
+        solver: Solver,
+        x: PyTree,
+        y: PyTree,
+        keys: Array,
+        marks: Int[Array, " marks"],
+    ) -> tuple[Row, Array]:
+        def one(x: PyTree, y: PyTree, key: Array) -> tuple[Row, Array]:
             run = launch(problem, x, y, solver, key)
             end = advance(problem, run, Seen(), marks[-1], marks, rows=len(marks))
             return end.rows, end.written
@@ -168,8 +193,8 @@ def _compiled() -> Any:
     return batch
 
 
-def _score(entry: Any, found: Any, starts: int) -> dict[str, Any]:
-    """By start: whether it ended solved, whether it was on the way, when it came to stay so."""
+def _score(entry: Entry, found: dict[str, np.ndarray] | None, starts: int) -> Score:
+    """For each start: whether it ended solved, was ever solved, and when it was solved for good."""
     import jax
 
     never = {
@@ -182,7 +207,7 @@ def _score(entry: Any, found: Any, starts: int) -> dict[str, Any]:
     error = np.abs(found["outer"] - entry.f_star)
     near = error <= 1e-2 * max(1.0, abs(entry.f_star))  # false for NaN
     gap = np.full(near.shape, np.nan)
-    near[:, -1] |= np.isfinite(found["outer"][:, -1])  # the last gap is always wanted
+    near[:, -1] |= np.isfinite(found["outer"][:, -1])  # the last gap is always computed
     for i, j in np.argwhere(near):
         x = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], found["x"])
         gap[i, j] = found["inner"][i, j] - entry.inner_min(x)
@@ -202,12 +227,12 @@ def _score(entry: Any, found: Any, starts: int) -> dict[str, Any]:
 
 
 def solvers(record: Record) -> list[str]:
-    """Those of the record, without multistart."""
+    """The solvers of the record, without multistart."""
     return [s for s in (AUTO, *RIVALS) if f"{s}.solved" in record.arrays]
 
 
 def groups(record: Record) -> dict[str, np.ndarray]:
-    """Which problems count in a column of the scoreboard."""
+    """The problems that count in each column of the scoreboard."""
     names, tags = record.settings["problems"], record.settings["tags"]
     first = np.arange(len(names)) % 2 == 0
 
@@ -225,7 +250,7 @@ def groups(record: Record) -> dict[str, np.ndarray]:
 
 
 def share(record: Record, solver: str, group: str = "all", key: str = "solved") -> float:
-    """The mean over a group's problems of the runs solved, in per cent; NaN where it is empty."""
+    """The share of runs solved in per cent, mean over a group's problems; NaN if it has none."""
     chosen = groups(record)[group]
     if not chosen.any():
         return float("nan")
@@ -233,7 +258,7 @@ def share(record: Record, solver: str, group: str = "all", key: str = "solved") 
 
 
 def claims(record: Record) -> list[Claim]:
-    """What the package promises of its defaults."""
+    """What the package promises about its defaults."""
     rivals = [s for s in solvers(record) if s != AUTO]
     best = max(share(record, s, MANY, "on_the_way") for s in rivals)
     starts = record.settings["random starts"]
@@ -241,7 +266,7 @@ def claims(record: Record) -> list[Claim]:
     def claim(sentence: str, measure: str, value: float, relation: str, bound: float) -> Claim:
         return Claim(sentence, "this package", measure, value, relation, bound, quoted=False)
 
-    single = "random starts: the mean over the problems of the runs that end solved, in per cent"
+    single = "random starts: share of the runs that end solved, mean over the problems, in per cent"
     return [
         claim(
             f"multistart from {starts} starts solves nearly every problem.",
@@ -255,29 +280,29 @@ def claims(record: Record) -> list[Claim]:
         ),
         claim(
             "It does so at little cost.",
-            "the median of the oracle calls spent, over all runs",
+            "the median number of oracle calls, over all runs",
             float(np.median(record[f"{AUTO}.all_calls"])),
             "<=",
             5000.0,
         ),
         claim(
-            "Where the inner problem has many minima it is far ahead of every other method's "
+            "If the inner problem has many minima it is far ahead of every other method's "
             "defaults.",
-            "random starts, problems with many minima: the runs of AutoPDBO that end solved, less "
-            "those of the best rival that are solved at the end or were on the way, in points",
+            "random starts, problems with many minima: the runs of AutoPDBO that end solved, minus "
+            "the best rival's runs that were solved at any time, in percentage points",
             share(record, AUTO, MANY) - best,
             ">=",
             20.0,
         ),
         claim(
-            "It holds on problems that its constants were not chosen on.",
+            "This also holds on problems that its constants were not chosen on.",
             f"the second half, {single}",
             share(record, AUTO, "second half"),
             ">=",
             75.0,
         ),
         claim(
-            "Multistart holds on them as well.",
+            "Multistart solves nearly all of these problems, too.",
             "the second half, problems solved, in per cent",
             share(record, MULTISTART, "second half"),
             ">=",
@@ -287,7 +312,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def figures(record: Record) -> list[Figure]:
-    """Performance profiles: the share of runs solved within so many oracle calls."""
+    """Performance profiles: the share of runs solved within a number of oracle calls."""
 
     def profile(solver: str, chosen: np.ndarray) -> Curve:
         calls = record[f"{solver}.calls"][chosen].ravel()
@@ -312,9 +337,9 @@ def figures(record: Record) -> list[Figure]:
     ]
     caption = (
         f"Every solver with its defaults on {len(record.settings['problems'])} problems, "
-        f"{record.settings['random starts']} starts each: the runs that are solved, and stay so, "
-        "within so many gradients of f and g and products with their Hessians. The best possible "
-        "curve rises at the far left to the top."
+        f"{record.settings['random starts']} starts each: the share of runs that are solved and "
+        "stay solved within a number of oracle calls (gradients of f and g, and products with "
+        "their Hessians). Higher and further left is better."
     )
     return [Figure("problems", caption, panels)]
 
@@ -347,12 +372,13 @@ def tables(record: Record) -> list[Table]:
         0, [several, *(cell(share(record, MULTISTART, g)) for g in columns), "", "", "", 0]
     )
     header = (
-        "solver", *columns, "solved on the way", "median steps", "median oracle calls", "refused",
+        "solver", *columns, "solved at any time", "median steps", "median oracle calls", "refused",
     )  # fmt: skip
     caption = (
-        "Runs solved, in per cent: the mean over the problems of a column; of multistart the "
-        "problems. Steps and oracle calls are those until a run is solved to stay so. A problem is "
-        "refused where a method does not cover its sets, and counts as not solved."
+        "Runs solved, in per cent: the mean over the problems of a column; for multistart, the "
+        "share of problems solved. Median steps and oracle calls until a run is solved and stays "
+        "solved. A method refuses a problem if it does not cover its sets; such a problem counts "
+        "as not solved."
     )
     singles = {s: record[f"{s}.solved"].mean(1) for s in solvers(record)}
     rivals = [s for s in singles if s != AUTO]
@@ -367,8 +393,8 @@ def tables(record: Record) -> list[Table]:
             "yes" if record[f"{MULTISTART}.certified"][k] else "no",
         ])  # fmt: skip
     by_problem = Table(
-        "The problems: runs solved by AutoPDBO, in per cent, with the median of all its oracle "
-        "calls; the best rival; what multistart found, and whether it is certified.",
+        "The problems: runs solved by AutoPDBO, in per cent, with its median number of oracle "
+        "calls; the best rival; whether multistart solved it, and whether its answer is certified.",
         ("problem", "tags", AUTO, "oracle calls", "best rival", several, "certified"),
         rows,
     )

@@ -1,21 +1,19 @@
 """The appendix's second problem: an inner function with many basins, far from convex."""
 
-from typing import Any
-
 import numpy as np
 
-from ._results import Claim, Record, Results
+from ._results import Claim, Record, Results, Track
 from ._views import Curve, Figure, Panel, Scene, Table, counted, fates
 from .toy import AUTO, METHODS, SHOWN
 
 STARTS = np.array([[3, 3], [-4, 1], [6, -2], [1, 7], [-6, -6], [0, 0.5]], float)
-"""The paper's and five more for the page's landscape."""
-BEST = -np.pi / 4
-VALUE = np.pi**2 / 8
-NEAR = 0.01  # of |f - f*| and of the inner gap
+"""The paper's start, and five more for the page's landscape."""
+BEST = -np.pi / 4  # x* and y*
+VALUE = np.pi**2 / 8  # f*
+NEAR = 0.01  # both |f - f*| and the inner gap must be this small at an optimum
 
 
-def run(seed: int, quick: bool, track: Any = iter) -> Results:
+def run(seed: int, quick: bool, track: Track = iter) -> Results:
     """The five methods with the paper's steps, and the automatic solver."""
     import jax.numpy as jnp
 
@@ -48,7 +46,7 @@ def measures(record: Record, method: str, start: int = 0) -> dict[str, np.ndarra
 
 
 def figures(record: Record) -> list[Figure]:
-    """The paper's three panels, and why its fixed steps do not hold up."""
+    """The paper's three panels, and three that show why its fixed steps fail."""
     found = {m: measures(record, m) for m in SHOWN}
 
     def panel(title: str, label: str, key: str) -> Panel:
@@ -64,8 +62,8 @@ def figures(record: Record) -> list[Figure]:
 
     first = Figure(
         "sine",
-        "Sine problem from (3, 3). The distance of f to its optimal value does not say whether a "
-        "point is feasible: the inner gap is drawn below.",
+        "Sine problem from (3, 3). |f - f*| alone does not show whether a point is feasible: the "
+        "next figure shows the inner gap.",
         [
             panel("(a) outer optimality gap", "|f - f*|", "f"),
             panel("(b) outer convergence error", "|x - x*|", "x"),
@@ -74,11 +72,11 @@ def figures(record: Record) -> list[Figure]:
     )
     why = Figure(
         "sine-why",
-        "What becomes of fixed steps: the constraint has no finite multiplier at the solution, so "
-        f"PDBO's dual variable grows, to {record['PDBO.multiplier'][0].max():.3g}; the primal step "
-        f"of {record.settings['primal step']:g} times its gradient then overshoots. Proximal-PDBO "
-        "starts each round with the first multiplier. AutoPDBO bounds its steps however large the "
-        f"multiplier is. {_note(record, 0)}",
+        "Why fixed steps fail: the constraint has no finite multiplier at the solution, so "
+        f"PDBO's dual variable grows to {record['PDBO.multiplier'][0].max():.3g}, and the primal "
+        f"step of {record.settings['primal step']:g} times the gradient then overshoots. "
+        "Proximal-PDBO starts each round with the first multiplier again. AutoPDBO bounds its "
+        f"steps whatever the multiplier. {_note(record, 0)}",
         [
             panel("(d) inner gap", "g - min g", "gap"),
             pdbo_panel("(e) dual variable", "multiplier", "multiplier", True),
@@ -89,7 +87,7 @@ def figures(record: Record) -> list[Figure]:
 
 
 def claims(record: Record) -> list[Claim]:
-    """The three sentences of the appendix, and one of this package's own."""
+    """The three sentences of the appendix, and one of our own."""
     source = "Appendix B, figure 4"
     last = {m: {k: float(v[-1]) for k, v in measures(record, m).items()} for m in SHOWN}
     ours = max(last[m]["worst"] for m in METHODS[:2])
@@ -108,8 +106,8 @@ def claims(record: Record) -> list[Claim]:
         Claim(
             "The methods PDBO, Proximal-PDBO, and BigSAM+ITD converge to better points",
             source,
-            "the worst of their last errors, the larger of |f - f*| and the inner gap, against "
-            "the best of ITD-R and AID-FP",
+            "the worst of their last errors (the larger of |f - f*| and the inner gap), compared "
+            "with the best of ITD-R and AID-FP",
             better,
             "<",
             min(last[m]["worst"] for m in ("ITD-R", "AID-FP")),
@@ -118,7 +116,7 @@ def claims(record: Record) -> list[Claim]:
             "but our algorithms PDBO and Proximal-PDBO significantly outperform BigSAM+ITD.",
             source,
             "the worse of their two last errors after 1,000 iterations with the paper's steps, "
-            "against half that of BigSAM+ITD",
+            "compared with half that of BigSAM+ITD",
             ours,
             "<",
             0.5 * last["BigSAM+ITD"]["worst"],
@@ -126,7 +124,7 @@ def claims(record: Record) -> list[Claim]:
         Claim(
             "The automatic solver reaches the optimum with nothing to tune.",
             "this package",
-            "its last error, the larger of |f - f*| and the inner gap",
+            "its last error (the larger of |f - f*| and the inner gap)",
             last[AUTO]["worst"],
             "<=",
             1e-3,
@@ -136,7 +134,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def tables(record: Record) -> list[Table]:
-    """Where each method ends."""
+    """A table of where each method ends."""
     rows = []
     for m in SHOWN:
         v = measures(record, m)
@@ -145,7 +143,7 @@ def tables(record: Record) -> list[Table]:
             record[f"{m}.multiplier"][0, -1], v["worst"].min(), sum(record.calls[m].values()),
         ])  # fmt: skip
     header = (
-        "method", "x", "y", "|f - f*|", "inner gap", "multiplier", "smallest error on the way",
+        "method", "x", "y", "|f - f*|", "inner gap", "multiplier", "smallest error along the path",
         "oracle calls",
     )  # fmt: skip
     return [Table("Where the methods end from (3, 3); x* = y* = -0.7854.", header, rows)]
@@ -162,8 +160,8 @@ def scene(record: Record) -> Scene:
             lines.append(("inner minima", np.stack([ends, total - ends], -1)))
     return Scene(
         "Sine problem",
-        "Contours are f; on the dashed lines g is at its minimum. The star is the point of these "
-        "lines where f is smallest.",
+        "Contours show f; on the dashed lines g is at its minimum. The star marks the point of "
+        "these lines where f is smallest.",
         ("x", "y"),
         axis,
         axis,
@@ -178,7 +176,7 @@ def scene(record: Record) -> Scene:
 
 
 def _note(record: Record, start: int) -> str:
-    """What became of every method from a start."""
+    """Where every method ended from a start, in one sentence."""
     x, y = record["starts"][start]
     return f"From ({x:g}, {y:g}): {fates({m: _fate(record, m, start) for m in SHOWN})}"
 

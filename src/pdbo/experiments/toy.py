@@ -1,26 +1,24 @@
 """The paper's first figure: five methods on a problem whose inner minima form a line."""
 
-from typing import Any
-
 import numpy as np
 
-from ._results import Claim, Record, Results
+from ._results import Claim, Record, Results, Track
 from ._views import Curve, Figure, Panel, Scene, Table, counted, fates, first_within
 
 METHODS = ("PDBO", "Proximal-PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")
-"""The paper's."""
+"""The methods the paper compares."""
 AUTO = "AutoPDBO"
 SHOWN = (*METHODS, AUTO)
 OURS, STUCK = METHODS[:2], METHODS[3:]
 STARTS = np.array(
     [[2, 0.5, 0.5], [0, 2, 2], [-1, 0, -0.5], [2.5, 1, 2.5], [-0.5, -1, 2], [2, 1, -0.5]], float
 )
-"""x, y1, y2: the paper's two and four more for the page's landscape."""
+"""x, y1, y2: the paper's two starts, and four more for the page's landscape."""
 NAMES = ("(2, (0.5, 0.5))", "(0, (2, 2))")
-CLOSE = 0.05
+CLOSE = 0.05  # distance to the optimum within which a method counts as arrived
 
 
-def run(seed: int, quick: bool, track: Any = iter) -> Results:
+def run(seed: int, quick: bool, track: Track = iter) -> Results:
     """The paper's five methods and the automatic solver, from every start."""
     import jax.numpy as jnp
 
@@ -43,7 +41,7 @@ def run(seed: int, quick: bool, track: Any = iter) -> Results:
 
 
 def measures(record: Record, method: str) -> dict[str, np.ndarray]:
-    """The quantities of the figure, an array (starts, iterations + 1) each."""
+    """The quantities of the figure, each an array (starts, iterations + 1)."""
     x, y = record[f"{method}.x"], record[f"{method}.y"]
     y1, y2 = y[..., 0], y[..., 1]
     return {
@@ -83,9 +81,9 @@ def figures(record: Record) -> list[Figure]:
     far = found["PDBO"]["z"][:, -1]
     caption = (
         f"Toy problem. (a) to (e) from {NAMES[0]}, (f) to (i) from {NAMES[1]}; values below "
-        "1e-12 are drawn there. The gradient is "
-        "that of f in x and y together, which vanishes at the optimum and at no other inner "
-        f"minimum. PDBO's last distances to the optimum, {far[0]:.1g} and {far[1]:.1g}, are the "
+        "1e-12 are drawn at 1e-12. The gradient is "
+        "that of f in x and y together; among the inner minima it vanishes at the optimum only. "
+        f"PDBO's last distances to the optimum, {far[0]:.1g} and {far[1]:.1g}, are the "
         f"bias of its smoothing of {record.settings['smoothing (not in the paper)']:g}. AutoPDBO "
         "has nothing to tune."
     )
@@ -93,7 +91,7 @@ def figures(record: Record) -> list[Figure]:
 
 
 def _arrival(record: Record, method: str, start: int, unit: str = "iterations") -> float:
-    """When a method gets close for good, in iterations or in oracle calls."""
+    """When a method gets close and stays so, in iterations or in oracle calls."""
     iterations = first_within(measures(record, method)["z"][start], CLOSE)
     if unit == "iterations":
         return iterations
@@ -101,7 +99,7 @@ def _arrival(record: Record, method: str, start: int, unit: str = "iterations") 
 
 
 def claims(record: Record) -> list[Claim]:
-    """Who arrives first, and who does not arrive."""
+    """Which methods arrive first, and which never arrive."""
     found = []
     for unit in ("iterations", "oracle calls"):
         for start, name in enumerate(NAMES):
@@ -113,7 +111,7 @@ def claims(record: Record) -> list[Claim]:
                     "solution at the fastest rate.",
                     "Section 5.1, figure 1",
                     f"from {name}: {unit} until the slower of the two stays within {CLOSE} of the "
-                    "optimum, against those of the fastest other method",
+                    "optimum, compared with the fastest other method",
                     slowest,
                     "<",
                     fastest,
@@ -138,7 +136,8 @@ def claims(record: Record) -> list[Claim]:
             "[...] such approaches are not equipped with mechanisms to select among the multiple "
             "minimizers.",
             "Section 5.1",
-            "how far AID-FP and ITD-R ever move y2, the coordinate that tells the minima apart",
+            "the largest distance that AID-FP or ITD-R moves y2, the coordinate that tells the "
+            "minima apart",
             moved,
             "<=",
             1e-12,
@@ -148,7 +147,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def tables(record: Record) -> list[Table]:
-    """Where each method ends."""
+    """A table of where each method ends."""
     rows = []
     for start, name in enumerate(NAMES):
         for m in SHOWN:
@@ -172,9 +171,9 @@ def scene(record: Record) -> Scene:
     z = 0.5 * ((1 - x[None]) ** 2 + (x[None] - y[:, None]) ** 2)
     return Scene(
         "Toy problem",
-        "The plane of x and y2; contours are f where y1 = x, that is on the inner minima. Every "
-        "point of the plane is an inner minimum, and the inner function does not see y2: methods "
-        "that follow the inner minimum alone can only move left and right.",
+        "The plane of x and y2. Contours show f at y1 = x, that is, on the inner minima. Every "
+        "point of the plane is an inner minimum, because the inner function does not depend on y2: "
+        "methods that only follow the inner minimum can move left and right only.",
         ("x", "y2"),
         x,
         y,
@@ -198,12 +197,14 @@ def _fate(record: Record, method: str, start: int) -> str:
         return f"reached the optimum to within {CLOSE:g}"
     x, y2 = record[f"{method}.x"][start, -1], record[f"{method}.y"][start, -1, 1]
     moved = np.ptp(record[f"{method}.y"][start, :, 1]) > 1e-9
-    where = f"stopped at x = {x:.3f}" if _still(record[f"{method}.x"][start]) else "was under way"
+    where = (
+        f"stopped at x = {x:.3f}" if _still(record[f"{method}.x"][start]) else "was still moving"
+    )
     if moved:
         return f"{where}, y2 = {y2:.3f}"
     return f"{where} and never moved y2, for which x = {(1 + y2) / 2:.3f} is best"
 
 
 def _still(values: np.ndarray) -> bool:
-    """Whether the last tenth of a path stays where it is."""
+    """Whether the last tenth of a path stays within 1e-3."""
     return bool(np.ptp(values[-len(values) // 10 :]) <= 1e-3)

@@ -1,4 +1,4 @@
-"""The collection of test problems: known optima, random starts and an independent score."""
+"""The collection of test problems, with known optima, random starts and a score."""
 
 from ._collection import get as get
 from ._collection import names as names

@@ -1,7 +1,7 @@
-"""The problems by name. Optima were recomputed by brute force; the tests do it again."""
+"""The problems by name. The tests recompute their optima by brute force."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,13 @@ from ..sets import Box, Product, Set, Simplex
 from ._entry import Entry
 from ._quadratic import random_quadratic
 
+Values = Array | np.ndarray
+
 _MB = "Mitsos & Barton, A Test Set for Bilevel Programs (2006), example "
 
 
 def get(name: str, n: int | None = None) -> Entry:
-    """The problem of that name; `n` is the size of a family, for the others it must be None."""
+    """Returns the problem of that name; `n` is the size of a family, None for all others."""
     if name not in _MAKERS:
         raise ValueError(f"unknown problem {name!r}; the names are {', '.join(names())}.")
     make, family = _MAKERS[name]
@@ -33,15 +35,17 @@ def names() -> tuple[str, ...]:
     return tuple(_MAKERS)
 
 
-def _grid_minimum(g: Callable, lo: float, hi: float, points: int = 2001) -> Callable:
+def _grid_minimum(
+    g: Callable[..., Values], lo: float, hi: float, points: int = 2001
+) -> Callable[[SupportsFloat], float]:
     """The minimum of g(x, .) over [lo, hi]: a grid, and twice a finer one around its best point."""
 
-    def minimum(x: Any) -> float:
-        x, low, high = float(x), lo, hi
+    def minimum(x: SupportsFloat) -> float:
+        at_x, low, high = float(x), lo, hi
         best = np.inf
         for _ in range(3):
             y = np.linspace(low, high, points)
-            values = g(x, y)
+            values = g(at_x, y)
             at = int(np.argmin(values))
             best = min(best, float(values[at]))
             width = (high - low) / (points - 1)
@@ -53,8 +57,8 @@ def _grid_minimum(g: Callable, lo: float, hi: float, points: int = 2001) -> Call
 
 def _mb(
     number: str,
-    f: Callable,
-    g: Callable,
+    f: Callable[..., Values],
+    g: Callable[..., Values],
     formula: str,
     f_star: float,
     *solutions: tuple[float, float],
@@ -81,11 +85,11 @@ def _mb(
     return make
 
 
-def _quartic(y: Any) -> Any:
+def _quartic(y: Values) -> Values:
     return 16 * y**4 + 2 * y**3 - 8 * y**2 - 1.5 * y + 0.5
 
 
-def _g_321(x: Any, y: Any) -> Any:
+def _g_321(x: Values, y: Values) -> Values:
     return (
         y**4
         + (4 / 30) * (1 - x) * y**3
@@ -266,10 +270,10 @@ def _sine() -> Entry:
 
 
 def _bda(n: int = 10) -> Entry:
-    def f(x, y):
+    def f(x: Float[Array, " n"], y: dict[str, Array]) -> Float[Array, ""]:
         return 0.5 * jnp.sum((x - y["y2"]) ** 2) + 0.5 * jnp.sum((y["y1"] - 1) ** 2)
 
-    def g(x, y):
+    def g(x: Float[Array, " n"], y: dict[str, Array]) -> Float[Array, ""]:
         return 0.5 * jnp.sum(y["y1"] ** 2) - jnp.sum(x * y["y1"])
 
     one = np.ones(n)
@@ -289,7 +293,7 @@ def _bda(n: int = 10) -> Entry:
 
 
 def _bvfim_sine(n: int = 2) -> Entry:
-    miss = 1.5 * np.pi - 4  # how far x = y - c = 2 is from the nearest row of minima
+    miss = 1.5 * np.pi - 4  # distance of x = y - c = 2 from the nearest row of minima
     x_star = 2 + n * miss / (n + 1)
     y_star = 2 + 1.5 * np.pi - x_star
     return Entry(
@@ -332,7 +336,7 @@ def _iaptt() -> Entry:
 
 
 def _vpbgd() -> Entry:
-    def f(x, y):
+    def f(x: Float[Array, ""], y: Float[Array, ""]) -> Float[Array, ""]:
         wave = jnp.cos(4 * y + 2) / (1 + jnp.exp(2 - 4 * x))
         return wave + 0.5 * jnp.log((4 * x - 2) ** 2 + 1)
 
@@ -363,7 +367,7 @@ def _penalty_trap() -> Entry:
             lambda x, y: y**2 + 2 * jnp.sin(y) ** 2,
             x_set=Box(-1.0, 1.0),
         ),
-        formula="f = sin^2(y - 2pi/3), g = y^2 + 2 sin^2(y), x in [-1, 1] plays no part, y free",
+        formula="f = sin^2(y - 2pi/3), g = y^2 + 2 sin^2(y), x in [-1, 1] has no effect, y free",
         f_star=0.75,
         solutions=((0.0, 0.0),),
         inner_min=lambda x: 0.0,
@@ -378,10 +382,10 @@ def _coreset() -> Entry:
     corners = np.array([[1.0, 3.0], [3.0, 1.0], [-2.0, 2.0], [-3.0, -2.0]])
     target = np.array([3.0, -2.0])
 
-    def f(x, y, data):
+    def f(x: Float[Array, "4"], y: Float[Array, "2"], data: dict[str, Array]) -> Float[Array, ""]:
         return 0.1 * jnp.sum((y - data["target"]) ** 2)
 
-    def g(x, y, data):
+    def g(x: Float[Array, "4"], y: Float[Array, "2"], data: dict[str, Array]) -> Float[Array, ""]:
         return jnp.sum((jax.nn.softmax(x) @ data["corners"] - y) ** 2)
 
     return Entry(
@@ -400,7 +404,9 @@ def _coreset() -> Entry:
     )
 
 
-def _tracking(name: str, slope: float, f_star: float, point: float, source: str) -> Callable:
+def _tracking(
+    name: str, slope: float, f_star: float, point: float, source: str
+) -> Callable[[], Entry]:
     def make() -> Entry:
         return Entry(
             name=name,
@@ -424,12 +430,12 @@ def _tracking(name: str, slope: float, f_star: float, point: float, source: str)
 
 
 def _toll() -> Entry:
-    def g(x, y):
+    def g(x: Float[Array, ""], y: dict[str, Array]) -> Float[Array, ""]:
         left, right = y["left"], y["right"]
         toll = 2 * x
         return 8 * left[0] + (toll + 3) * left[1] + (toll + 4) * right[0] + 6 * right[1]
 
-    def inner_min(x: Any) -> float:
+    def inner_min(x: SupportsFloat) -> float:
         toll = 2 * float(x)
         return min(8.0, toll + 3) + min(6.0, toll + 4)
 

@@ -1,8 +1,7 @@
-"""What the collection knows about a problem."""
+"""An entry of the collection: a problem and its known solution."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,23 +10,25 @@ from jaxtyping import PyTree
 from .._multistart import EVEN, kronecker
 from .._problem import Problem
 
+Leaf = np.ndarray | float
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A problem, what is known about it, and a score that trusts no solver.
+    """A problem, its known solution, and a score that is independent of any solver.
 
     Attributes:
-        name: the name it is found by.
+        name: the name for `get`.
         problem: the problem itself.
         formula: f, g and the sets in words and symbols.
-        f_star: the optimal value, or the infimum where it is not attained.
-        solutions: points (x, y) where f_star is attained; one of them where there are many, one
-            close to it where it is not attained.
+        f_star: the optimal value, or the infimum if it is not attained.
+        solutions: points (x, y) where f_star is attained: one of them if there are many, one
+            close to the infimum if it is not attained.
         inner_min: the smallest value of g(x, .) over Y, from a formula or a grid, in NumPy.
         start: a start (x, y).
-        spread: (lowest, highest) pairs for x and for y, numbers or pytrees of them: where random
-            starts are drawn. The sets themselves where they are bounded.
-        reference: where the problem comes from.
+        spread: (lowest, highest) pairs for x and for y, numbers or pytrees of them, between which
+            random starts are drawn: the sets themselves if they are bounded.
+        reference: the source of the problem.
         tags: words to select by: "unique", "many minima" or "basins" for the inner minimisers,
             "convex inner", "box", "simplex", "free", "family", "not attained".
     """
@@ -52,14 +53,15 @@ class Entry:
     def starts(self, count: int, seed: int = 0) -> tuple[PyTree, PyTree]:
         """Starts spread evenly: x and y with a leading axis of `count`, inside their sets.
 
-        A low-discrepancy sequence shifted at random; random points in more than 32 dimensions.
+        They are a low-discrepancy sequence shifted at random, or random points in more than 32
+        dimensions.
         """
         rng = np.random.default_rng(seed)
         size = sum(self.dimension)
         u = kronecker(count, rng.random(size)) if size <= EVEN else rng.random((count, size))
         columns = iter(np.split(u, u.shape[1], axis=1))
 
-        def draw(like: Any, lo: Any, hi: Any) -> np.ndarray:
+        def draw(like: Leaf, lo: Leaf, hi: Leaf) -> np.ndarray:
             shape = (count, *np.shape(like))
             part = [next(columns) for _ in range(np.size(like))]
             return lo + (hi - lo) * np.concatenate(part, axis=1).reshape(shape)
@@ -73,10 +75,10 @@ class Entry:
         return jax.tree.map(np.asarray, projected)
 
     def inner_gap(self, x: PyTree, y: PyTree) -> float:
-        """How far g(x, y) lies above the smallest inner value; about -1e-9 at the least."""
+        """g(x, y) minus the smallest inner value; rounding may make it negative, down to -1e-9."""
         return float(self.problem.inner(x, y)) - self.inner_min(x)
 
     def solved(self, x: PyTree, y: PyTree) -> bool:
-        """Whether the gap is at most 1e-4 and f is right to 1 %, above and below."""
+        """Whether the inner gap is at most 1e-4 and f is within 1 % of f_star, above or below."""
         error = abs(float(self.problem.outer(x, y)) - self.f_star)
         return self.inner_gap(x, y) <= 1e-4 and error <= 1e-2 * max(1.0, abs(self.f_star))

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from .._problem import Problem
 from ._entry import Entry
@@ -37,10 +38,10 @@ def random_quadratic(
     center = np.concatenate([a, b])
     z = center - K.T @ np.linalg.solve(K @ K.T, K @ center - c)
 
-    def f(x, y, data):
+    def f(x: Float[Array, " x"], y: Float[Array, " y"], data: dict[str, Array]) -> Float[Array, ""]:
         return 0.5 * jnp.sum((x - data["a"]) ** 2) + 0.5 * jnp.sum((y - data["b"]) ** 2)
 
-    def g(x, y, data):
+    def g(x: Float[Array, " x"], y: Float[Array, " y"], data: dict[str, Array]) -> Float[Array, ""]:
         residual = data["M"] @ y - data["B"] @ x - data["c"]
         return 0.5 * jnp.sum(residual**2) + jnp.sum(data["d"] * x)
 

@@ -1,28 +1,33 @@
-"""The estimators: what scikit-learn asks of them, around the descent of `_penalties`."""
+"""The estimators: scikit-learn's interface to the search of `_search`."""
 
 import contextlib
 import warnings
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import KFold, StratifiedKFold, check_cv
+from sklearn.utils import Tags
 from sklearn.utils.extmath import safe_sparse_dot, softmax
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ._penalties import LOGISTIC, SQUARED, Loss
-from ._search import TUNE, VALIDATE, Model, Plan, Search, Table, moments
+from ._search import TUNE, VALIDATE, Matrix, Model, Plan, Search, Table, moments
 
-PARTS = 5  # the splits made unless told otherwise
-ROOM = 1_000_000  # with more weights than this in all of them only one split is used
+PARTS = 5  # splits, unless `cv` says otherwise
+ROOM = 1_000_000  # weights in all splits together above which only one split is used
+Splits = Any
+"""None, a number of splits, a splitter of scikit-learn, or pairs of index arrays."""
+
 KINDS = ("scalar", "feature", "weight", "group")
 
 
 class _BilevelLinear(BaseEstimator):
-    """What classifier and regressor share."""
+    """What the classifier and the regressor share."""
 
     _loss: ClassVar[Loss]
 
@@ -30,13 +35,13 @@ class _BilevelLinear(BaseEstimator):
         self,
         per: str = "feature",
         *,
-        groups: Any = None,
+        groups: ArrayLike | None = None,
         fit_intercept: bool = True,
-        cv: Any = None,
+        cv: Splits = None,
         max_iter: int = 100,
         tol: float = 1e-6,
         warm_start: bool = False,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ):
         self.per = per
@@ -49,7 +54,7 @@ class _BilevelLinear(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
@@ -70,15 +75,15 @@ class _BilevelLinear(BaseEstimator):
 
     def _learn(
         self,
-        X: Any,
+        X: Matrix,
         target: np.ndarray,
-        strata: Any,
+        strata: np.ndarray | None,
         outputs: int,
         weight: np.ndarray,
-        unit: Any = 1.0,
-        mean: Any = 0.0,
+        unit: np.ndarray | float = 1.0,
+        mean: np.ndarray | float = 0.0,
     ) -> None:
-        """Learn the penalties, fit the weights to everything, set what both kinds have."""
+        """Learn the penalties, fit the weights to all samples, set the shared attributes."""
         groups = self._group_of_features(X.shape[1])
         table = Table(X, target, outputs, weight, self._roles(X, strata, outputs), groups)
         plan = Plan(
@@ -105,7 +110,13 @@ class _BilevelLinear(BaseEstimator):
         if self.per == "scalar":
             self.penalty_ = self.penalty_[0]
 
-    def _earlier(self, groups: Any, shape: tuple[int, int], unit: Any, mean: Any) -> Model:
+    def _earlier(
+        self,
+        groups: np.ndarray | None,
+        shape: tuple[int, int],
+        unit: np.ndarray | float,
+        mean: np.ndarray | float,
+    ) -> Model:
         """The last fit, to start from."""
         coef = np.atleast_2d(self.coef_)
         if coef.T.shape != shape:
@@ -121,7 +132,7 @@ class _BilevelLinear(BaseEstimator):
         return Model(coef.T / unit, (np.atleast_1d(self.intercept_) - mean) / unit, spread, 0)
 
     def _group_of_features(self, features: int) -> np.ndarray | None:
-        """For each feature the number of its penalty; None where every weight has its own."""
+        """For each feature the number of its penalty; None if every weight has its own."""
         if self.per == "weight":
             return None
         if self.per != "group":
@@ -135,7 +146,7 @@ class _BilevelLinear(BaseEstimator):
         self.groups_, index = np.unique(groups, return_inverse=True)
         return index
 
-    def _weight(self, X: Any, sample_weight: Any) -> np.ndarray:
+    def _weight(self, X: Matrix, sample_weight: ArrayLike | None) -> np.ndarray:
         weight = _check_sample_weight(sample_weight, X, dtype=X.dtype)
         if np.any(weight < 0):
             raise ValueError("Negative values in data passed to `sample_weight`.")
@@ -143,10 +154,10 @@ class _BilevelLinear(BaseEstimator):
             raise ValueError("Sample weights must contain at least one non-zero number.")
         return weight
 
-    def _roles(self, X: Any, strata: Any, outputs: int) -> np.ndarray:
-        """For each split the role of every row: half of those that do not validate tune."""
+    def _roles(self, X: Matrix, strata: np.ndarray | None, outputs: int) -> np.ndarray:
+        """For each split the role of every row; half of the folds that do not validate tune."""
         count = X.shape[0]
-        cv: Any = self.cv
+        cv: Splits = self.cv
         least = 2 if self.per == "scalar" else 3
         if count < least:
             raise ValueError(
@@ -161,14 +172,14 @@ class _BilevelLinear(BaseEstimator):
             cv = kind(min(parts, count), shuffle=True, random_state=self.random_state)
         labels = np.zeros(count) if strata is None else strata
         with warnings.catch_warnings():
-            if self.cv is None:  # a class with fewer members than there are parts is no mistake
+            if self.cv is None:  # a class with few members is not an error here
                 warnings.filterwarnings("ignore", "The least populated class")
-            splitter: Any = check_cv(cv, labels, classifier=strata is not None)
+            splitter: Splits = check_cv(cv, labels, classifier=strata is not None)
             tests = [test for _, test in splitter.split(np.zeros(count), labels)]
         if len(tests) < least:
             raise ValueError(
                 f"cv must make at least {least} splits with per={self.per!r}, got {len(tests)}: "
-                "one part trains, one teaches the penalties and one says when to stop."
+                "one part trains the weights, one tunes the penalties and one validates."
             )
         roles = np.zeros((len(tests), count), int)
         for k, test in enumerate(tests):
@@ -179,7 +190,7 @@ class _BilevelLinear(BaseEstimator):
             raise ValueError("cv leaves a split without samples to train on.")
         return roles[:1] if single else roles
 
-    def _decide(self, X: Any) -> np.ndarray:
+    def _decide(self, X: Matrix) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
@@ -188,7 +199,7 @@ class _BilevelLinear(BaseEstimator):
 class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
     r"""Logistic regression that learns its own l2 penalties.
 
-    With the penalties $p$ learned on held-out samples it minimises, on all of them,
+    It learns the penalties $p$ on held-out samples, then minimises over all samples
 
     $$\sum_i s_i\, \ell(y_i, x_i^\top W + b) + \tfrac12 \sum_{jk} p_{jk} W_{jk}^2$$
 
@@ -198,35 +209,35 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
     Parameters
     ----------
     per : {"feature", "scalar", "weight", "group"}, default="feature"
-        What has a penalty of its own: every feature, shared by its weights for all classes;
-        nothing, so that there is just one; every single weight; or every group of features.
+        What has its own penalty: every feature, shared by its weights for all classes; nothing,
+        so that one penalty serves all weights; every single weight; or every group of features.
 
     groups : array-like of shape (n_features,), default=None
-        The group of each feature, labels of any kind. For `per="group"` only.
+        The group of each feature, as labels of any type. For `per="group"` only.
 
     fit_intercept : bool, default=True
-        Whether there is an intercept. It is not penalised.
+        Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as everywhere in scikit-learn: at least 3, or 2
-        with `per="scalar"`. None means 5 shuffled stratified folds, of which only the first is used
-        where five copies of the weights would be more than a million numbers.
+        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
+        `per="scalar"`. None means 5 shuffled stratified folds; only the first is used if five
+        copies of the weights would be more than a million numbers.
 
     max_iter : int, default=100
-        The most steps taken on the penalties, in each of the two phases.
+        The most steps on the penalties in each of phases 1 and 2 (see Notes).
 
     tol : float, default=1e-6
-        The last fit ends when its Newton decrement, divided by the root of the sum of the sample
-        weights, is at most this; in float32 at most 3.5e-4 is asked for.
+        The last fit ends if its Newton decrement, divided by the square root of the sum of the
+        sample weights, is at most `tol`; in float32, at most the larger of `tol` and 3.5e-4.
 
     warm_start : bool, default=False
-        Whether `fit` starts from the penalties and weights of the last one.
+        Whether `fit` starts from the penalties and weights of the last fit.
 
     random_state : int, RandomState instance or None, default=None
-        Shuffles the samples before they are split; not used where `cv` is given.
+        Shuffles the samples before they are split; not used if `cv` is given.
 
     verbose : int, default=0
-        Above 0 a line with the held-out loss is printed at every step.
+        Above 0, prints a line with the held-out loss at every step.
 
     Attributes
     ----------
@@ -240,7 +251,7 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
         The intercepts b.
 
     penalty_ : float or ndarray
-        The penalties: one number, or of shape (n_features,), (n_groups,) or that of `coef_`.
+        The penalties: one number, or of shape (n_features,), (n_groups,) or the shape of `coef_`.
 
     n_iter_ : int
         The steps taken on the penalties.
@@ -252,7 +263,7 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
         The number of features seen in `fit`.
 
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Their names, where `X` has names that are all strings.
+        Their names, if `X` has names that are all strings.
 
     See Also
     --------
@@ -262,22 +273,23 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
     Notes
     -----
     Learning the penalties is a bilevel problem: the inner problem fits the weights of each split,
-    the outer function is the loss on what the split holds out. The inner problem is strictly
-    convex, so its minimum is unique and the gradient is the implicit one (Pedregosa 2016): a few
-    Newton steps with conjugate gradients, one more system for the adjoint, and a step of Adam on
-    the logarithms of the penalties. One compiled program does all of it; data of nearly the same
-    shape use it again. The phases:
+    the outer function is the loss on the samples that the split holds out. The inner problem is
+    strictly convex, so its minimum is unique and the implicit gradient applies (Pedregosa 2016).
+    Each step takes a few Newton steps with conjugate gradients, solves one more system for the
+    adjoint, and makes a step of Adam on the logarithms of the penalties. All of it is one compiled
+    program; data of nearly the same shape share it. The phases:
 
     1. A path from strong to weak penalties, then steps on one level and, for `per="feature"` and
        `per="weight"`, on an exponent: the penalty of a feature is the level times a power of its
        variance. Exponent 0 is the plain model, 1 the model of standardised features.
-    2. For all but `per="scalar"` every penalty is freed, in every split by itself. One part of
-       the samples trains, one teaches the penalties, and one, by its loss, says when to stop. The
-       penalties are the geometric means over the splits; they are used only if the loss fell by
-       more than a standard error over the splits, else those of phase 1.
-    3. Where there are several splits, stronger penalties whose loss is within two standard errors
-       of the best are tried, and those of the highest held-out accuracy kept: the loss counts also
-       how sure an answer is, and is lowest at weaker penalties than the share of wrong answers.
+    2. Unless `per="scalar"`, every penalty is tuned by itself, in each split separately. One part
+       of the samples trains the weights, one tunes the penalties, and one validates: its loss
+       decides when to stop. The penalties are the geometric means over the splits. They are used
+       only if the loss fell by more than a standard error over the splits; else those of phase 1
+       are used.
+    3. With several splits, stronger penalties whose loss is within two standard errors of the best
+       are tried, and those with the highest held-out accuracy are kept: the loss also measures
+       confidence, so it is lowest at weaker penalties than the share of wrong answers.
     4. The weights are fitted to all samples.
 
     References
@@ -298,7 +310,7 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
 
     _loss = LOGISTIC
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BilevelLogisticRegression":
+    def fit(self, X: Matrix, y: Any, sample_weight: ArrayLike | None = None) -> Self:
         """Learn the penalties, then fit the model to all samples."""
         self._check_params()
         X, y = validate_data(
@@ -319,25 +331,25 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
         self.classes_ = classes
         return self
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """The score of each class, or with two classes that of the second."""
+    def decision_function(self, X: Matrix) -> np.ndarray:
+        """The score of each class; with two classes, that of the second."""
         scores = self._decide(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Matrix) -> np.ndarray:
         """The most probable class of each sample."""
         scores = self._decide(X)
         index = (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(1)
         return self.classes_[index]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Matrix) -> np.ndarray:
         """The probability of each class, in the order of `classes_`."""
         scores = self._decide(X)
         if scores.shape[1] == 1:
             scores = np.hstack([np.zeros_like(scores), scores])
         return softmax(scores)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: Matrix) -> np.ndarray:
         """The logarithm of the probability of each class."""
         return np.log(self.predict_proba(X))
 
@@ -345,7 +357,7 @@ class BilevelLogisticRegression(ClassifierMixin, _BilevelLinear):
 class BilevelRidge(RegressorMixin, _BilevelLinear):
     r"""Ridge regression that learns its own penalties.
 
-    With the penalties $p$ learned on held-out samples it minimises, on all of them,
+    It learns the penalties $p$ on held-out samples, then minimises over all samples
 
     $$\sum_i s_i\, \|y_i - x_i^\top W - b\|^2 + \sum_{jk} p_{jk} W_{jk}^2$$
 
@@ -354,35 +366,35 @@ class BilevelRidge(RegressorMixin, _BilevelLinear):
     Parameters
     ----------
     per : {"feature", "scalar", "weight", "group"}, default="feature"
-        What has a penalty of its own: every feature, shared by its weights for all targets;
-        nothing, so that there is just one; every single weight; or every group of features.
+        What has its own penalty: every feature, shared by its weights for all targets; nothing,
+        so that one penalty serves all weights; every single weight; or every group of features.
 
     groups : array-like of shape (n_features,), default=None
-        The group of each feature, labels of any kind. For `per="group"` only.
+        The group of each feature, as labels of any type. For `per="group"` only.
 
     fit_intercept : bool, default=True
-        Whether there is an intercept. It is not penalised.
+        Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as everywhere in scikit-learn: at least 3, or 2
-        with `per="scalar"`. None means 5 shuffled folds, of which only the first is used
-        where five copies of the weights would be more than a million numbers.
+        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
+        `per="scalar"`. None means 5 shuffled folds; only the first is used if five copies of the
+        weights would be more than a million numbers.
 
     max_iter : int, default=100
-        The most steps taken on the penalties, in each of the two phases.
+        The most steps on the penalties in each of phases 1 and 2 (see Notes).
 
     tol : float, default=1e-6
-        The last fit ends when its Newton decrement, divided by the root of the sum of the sample
-        weights, is at most this; in float32 at most 3.5e-4 is asked for.
+        The last fit ends if its Newton decrement, divided by the square root of the sum of the
+        sample weights, is at most `tol`; in float32, at most the larger of `tol` and 3.5e-4.
 
     warm_start : bool, default=False
-        Whether `fit` starts from the penalties and weights of the last one.
+        Whether `fit` starts from the penalties and weights of the last fit.
 
     random_state : int, RandomState instance or None, default=None
-        Shuffles the samples before they are split; not used where `cv` is given.
+        Shuffles the samples before they are split; not used if `cv` is given.
 
     verbose : int, default=0
-        Above 0 a line with the held-out loss is printed at every step.
+        Above 0, prints a line with the held-out loss at every step.
 
     Attributes
     ----------
@@ -406,7 +418,7 @@ class BilevelRidge(RegressorMixin, _BilevelLinear):
         The number of features seen in `fit`.
 
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Their names, where `X` has names that are all strings.
+        Their names, if `X` has names that are all strings.
 
     See Also
     --------
@@ -416,21 +428,23 @@ class BilevelRidge(RegressorMixin, _BilevelLinear):
     Notes
     -----
     Learning the penalties is a bilevel problem: the inner problem fits the weights of each split,
-    the outer function is the loss on what the split holds out. The inner problem is strictly
-    convex, so its minimum is unique and the gradient is the implicit one (Pedregosa 2016): a few
-    Newton steps with conjugate gradients, one more system for the adjoint, and a step of Adam on
-    the logarithms of the penalties. One compiled program does all of it; data of nearly the same
-    shape use it again. The phases:
+    the outer function is the loss on the samples that the split holds out. The inner problem is
+    strictly convex, so its minimum is unique and the implicit gradient applies (Pedregosa 2016).
+    Each step takes a few Newton steps with conjugate gradients, solves one more system for the
+    adjoint, and makes a step of Adam on the logarithms of the penalties. All of it is one compiled
+    program; data of nearly the same shape share it. The phases:
 
     1. A path from strong to weak penalties, then steps on one level and, for `per="feature"` and
        `per="weight"`, on an exponent: the penalty of a feature is the level times a power of its
        variance. Exponent 0 is the plain model, 1 the model of standardised features.
-    2. For all but `per="scalar"` every penalty is freed, in every split by itself. One part of
-       the samples trains, one teaches the penalties, and one, by its loss, says when to stop. The
-       penalties are the geometric means over the splits; they are used only if the loss fell by
-       more than a standard error over the splits, else those of phase 1.
+    2. Unless `per="scalar"`, every penalty is tuned by itself, in each split separately. One part
+       of the samples trains the weights, one tunes the penalties, and one validates: its loss
+       decides when to stop. The penalties are the geometric means over the splits. They are used
+       only if the loss fell by more than a standard error over the splits; else those of phase 1
+       are used.
     3. The weights are fitted to all samples.
-    Several targets count in units of their standard deviations.
+
+    Several targets are measured in units of their standard deviations.
 
     References
     ----------
@@ -448,12 +462,12 @@ class BilevelRidge(RegressorMixin, _BilevelLinear):
 
     _loss = SQUARED
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BilevelRidge":
+    def fit(self, X: Matrix, y: Any, sample_weight: ArrayLike | None = None) -> Self:
         """Learn the penalties, then fit the model to all samples."""
         self._check_params()
         X, y = validate_data(
@@ -476,6 +490,6 @@ class BilevelRidge(RegressorMixin, _BilevelLinear):
             self.coef_, self.intercept_ = self.coef_[0], self.intercept_[0]
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Matrix) -> np.ndarray:
         """The value predicted for each sample."""
         return self._decide(X)

@@ -2,54 +2,59 @@
 
 x holds the logarithms of the penalties, y the weights of one model for each split: the inner
 function fits every model to the training part of its split, the outer one is their loss on the
-parts held out.
+rows held out.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from .. import _trees as trees
 from .._problem import Problem
 from .._solver import Calls, Point, Solver
+from ..linear import SparseMatrix
 from ..solvers._aid import conjugate_gradient
 
 
 class Data(eqx.Module):
-    """What f and g are functions of, beside penalties and weights.
+    """What f and g depend on besides penalties and weights.
 
     Attributes:
         X: the features, a dense matrix or a `SparseMatrix`.
-        shift: taken from every row of X, so that intercept and weights are as good as decoupled.
-        target: labels from 0 on, or the columns to be predicted.
-        train, held: for each split a weight for every row.
+        shift: subtracted from every row of X, which nearly decouples intercept and weights.
+        target: labels from 0 on, or the columns to predict.
+        train, held: for each split a weight for every row: in the inner and in the outer loss.
         square: for each split and feature the sum of squares over its training part.
         log_scale: for each feature the logarithm of its variance, centred.
-        groups: for each feature which of the free penalties is its own; None where every weight
-            has one.
+        groups: for each feature the number of its penalty; None if every weight has its own.
         intercept: 1, or 0 for a model without intercept.
     """
 
-    X: Any
-    shift: Array
-    target: Array
-    train: Array
-    held: Array
-    square: Array
-    log_scale: Array
-    groups: Array | None
-    intercept: Array
+    X: Float[Array, "rows features"] | SparseMatrix
+    shift: Float[Array, " features"]
+    target: Shaped[Array, "rows ..."]
+    train: Float[Array, "splits rows"]
+    held: Float[Array, "splits rows"]
+    square: Float[Array, "splits features"]
+    log_scale: Float[Array, " features"]
+    groups: Int[Array, " features"] | None
+    intercept: Float[Array, ""]
 
 
 class Loss(NamedTuple):
-    """The loss of a row from scores and target, its curvature in every score, and whether the
-    scores are right, where that can be said."""
+    """A loss.
+
+    Attributes:
+        rows: the loss of every row, from scores and target.
+        curvature: the second derivative in every score.
+        right: whether the scores of a row give the right answer; None for regression.
+    """
 
     rows: Callable[[Array, Array], Array]
     curvature: Callable[[Array], Array]
@@ -80,14 +85,14 @@ LOGISTIC = Loss(_logistic, _logistic_curvature, _right)
 SQUARED = Loss(lambda scores, target: 0.5 * jnp.sum((scores - target) ** 2, -1), jnp.ones_like)
 
 
-def log_penalties(x: PyTree, data: Data) -> Array:
-    """For each split, feature and output (or one for all outputs) the logarithm of the penalty."""
+def log_penalties(x: PyTree, data: Data) -> Float[Array, "splits features _"]:
+    """The logarithm of the penalty for each split, feature and output (or one for all outputs)."""
     each = x["each"] if data.groups is None else x["each"][:, data.groups, None]
     return x["level"] + x["exponent"] * data.log_scale[:, None] + each
 
 
-def scores(w: PyTree, data: Data) -> Array:
-    """For each split the scores of every row."""
+def scores(w: PyTree, data: Data) -> Float[Array, "splits rows outputs"]:
+    """The scores of every row, for each split."""
 
     def one(weights: Array, offsets: Array) -> Array:
         return data.X @ weights + (data.intercept * offsets - data.shift @ weights)
@@ -95,13 +100,15 @@ def scores(w: PyTree, data: Data) -> Array:
     return jax.vmap(one)(w["weights"], w["offsets"])
 
 
-def losses(loss: Loss, w: PyTree, data: Data) -> Array:
-    """For each split the loss of every row."""
+def losses(loss: Loss, w: PyTree, data: Data) -> Float[Array, "splits rows"]:
+    """The loss of every row, for each split."""
     return jax.vmap(loss.rows, (0, None))(scores(w, data), data.target)
 
 
-def _means(weight: Array, rows: Array) -> Array:
-    """For each split the mean of the rows' losses by these weights."""
+def _means(
+    weight: Float[Array, "splits rows"], rows: Float[Array, "splits rows"]
+) -> Float[Array, " splits"]:
+    """The weighted mean over the rows, for each split."""
     return jnp.sum(weight * rows, 1) / jnp.sum(weight, 1)
 
 
@@ -111,27 +118,29 @@ def make_problem(loss: Loss, data: Data) -> Problem:
 
 
 def _functions(loss: Loss) -> tuple[Callable, Callable]:
-    def held_out(x: PyTree, w: PyTree, data: Data) -> Array:
+    def held_out(x: PyTree, w: PyTree, data: Data) -> Float[Array, ""]:
         return jnp.mean(_means(data.held, losses(loss, w, data)))
 
-    def fitted(x: PyTree, w: PyTree, data: Data) -> Array:
+    def fitted(x: PyTree, w: PyTree, data: Data) -> Float[Array, ""]:
         value = 0.5 * jnp.sum(jnp.exp(log_penalties(x, data)) * w["weights"] ** 2)
         if loss is LOGISTIC and w["offsets"].shape[-1] > 1:
-            # all classes' intercepts can be raised together: of these the sum of zero is taken
+            # adding a constant to all intercepts changes nothing: this makes their sum zero
             value += 0.5 * jnp.sum(jnp.sum(w["offsets"], -1) ** 2)
         return jnp.sum(data.train * losses(loss, w, data)) + value
 
     return held_out, fitted
 
 
-_FUNCTIONS = {loss: _functions(loss) for loss in (LOGISTIC, SQUARED)}  # made once: jit knows them
+_FUNCTIONS = {
+    loss: _functions(loss) for loss in (LOGISTIC, SQUARED)
+}  # made once, so that jit recognises them
 
 
 def _scale(loss: Loss, x: PyTree, w: PyTree, data: Data) -> PyTree:
-    """One over the root of the inner Hessian's diagonal, roughly: CG is run in these units."""
+    """About one over the root of the inner Hessian's diagonal: CG runs in these units."""
     total = jnp.sum(data.train, 1)[:, None]
     share = data.train[..., None] * loss.curvature(scores(w, data))
-    bend = jnp.sum(share, 1) / total  # for each split and output the mean curvature of a score
+    bend = jnp.sum(share, 1) / total  # the mean curvature of a score, for each split and output
     bend = jnp.maximum(bend, jnp.sqrt(jnp.finfo(bend.dtype).eps))
     weights = bend[:, None, :] * data.square[:, :, None] + jnp.exp(log_penalties(x, data))
     offsets = bend * total + float(loss is LOGISTIC)
@@ -139,12 +148,19 @@ def _scale(loss: Loss, x: PyTree, w: PyTree, data: Data) -> PyTree:
 
 
 class Effort(NamedTuple):
-    """How far an inner solve goes: Newton steps, CG steps in each, decrement, CG accuracy."""
+    """How far an inner solve goes.
 
-    newton: Any
-    linear: Any
-    tol: Any
-    accuracy: Any
+    Attributes:
+        newton: the most Newton steps.
+        linear: the most CG steps per Newton step.
+        tol: the Newton decrement, per root of the sample weights, at which it ends.
+        accuracy: the relative residual at which CG ends.
+    """
+
+    newton: Int[Array, ""]
+    linear: Int[Array, ""]
+    tol: Float[Array, ""]
+    accuracy: Float[Array, ""]
 
 
 def _times(a: PyTree, b: PyTree) -> PyTree:
@@ -152,7 +168,7 @@ def _times(a: PyTree, b: PyTree) -> PyTree:
 
 
 def _direct(hessian: Callable[[PyTree], PyTree], b: PyTree) -> PyTree:
-    """The solution of `hessian(v) = b`, split by split, by a factorisation."""
+    """Solves `hessian(v) = b`, split by split, with a factorisation."""
     splits = jax.tree.leaves(b)[0].shape[0]
     _, back = ravel_pytree(jax.tree.map(lambda v: v[0], b))
 
@@ -167,17 +183,23 @@ def _direct(hessian: Callable[[PyTree], PyTree], b: PyTree) -> PyTree:
     blocks = jax.vmap(column, out_axes=2)(jnp.eye(right.shape[1], dtype=right.dtype))
     diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
     unit = 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
-    # what has no curvature is given a little
+    # directions without curvature get a little
     little = 100 * jnp.finfo(right.dtype).eps * jnp.eye(right.shape[1], dtype=right.dtype)
     blocks = blocks * unit[:, :, None] * unit[:, None, :] + little
-    # not by Cholesky: what rounding has made indefinite is solved all the same
+    # not Cholesky, which fails if rounding has made the matrix indefinite
     solution = jnp.linalg.solve(blocks, (right * unit)[..., None])[..., 0]
     return jax.vmap(back)(solution * unit)
 
 
 class Report(NamedTuple):
-    """Of the penalties a step started from: for each split the loss on the rows watched and the
-    share of right answers, and how far the weights had settled, after how many Newton steps."""
+    """What a step found out about the penalties it started from.
+
+    Attributes:
+        losses: the validation loss of each split.
+        right: the share of right answers on its validation rows.
+        decrement: the Newton decrement that the inner solve ended with.
+        taken: the Newton steps it took.
+    """
 
     losses: Float[Array, " splits"]
     right: Float[Array, " splits"]
@@ -186,8 +208,16 @@ class Report(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """The state of the outer loop: x, the weights there, the last adjoint, Adam's moments, and
-    the report of the last step."""
+    """The state of the outer loop.
+
+    Attributes:
+        x: the penalties for the next step.
+        w: the weights of the penalties before.
+        adjoint: the solution of the last adjoint system.
+        mean, square: Adam's moments.
+        t: the steps taken.
+        report: what the last step found out.
+    """
 
     x: PyTree
     w: PyTree
@@ -199,19 +229,19 @@ class Descent(NamedTuple):
 
 
 class _Solve(NamedTuple):
-    """The inner solve: weights, adjoint, Newton decrement per root of a sample, steps, its end."""
+    """The inner solve: weights, adjoint, Newton decrement, steps taken, whether it is done."""
 
     w: PyTree
     adjoint: PyTree
-    decrement: Array
-    taken: Array
-    done: Array
+    decrement: Float[Array, ""]
+    taken: Int[Array, ""]
+    done: Bool[Array, ""]
 
 
 def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort, direct: bool) -> _Solve:
     """Newton steps on the weights until they have settled, then the adjoint system.
 
-    Both have the same Hessian, so one loop serves them: its last turn is the adjoint's.
+    Both need the same Hessian, so one loop serves both: its last turn solves the adjoint system.
     """
     x, data = state.x, problem.data
     count = jnp.sum(data.train)
@@ -238,7 +268,7 @@ def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort, direct:
         value = problem.inner(x, s.w)
         rounding = 8 * eps * jnp.abs(value)
 
-        def too_far(t: Array) -> Array:
+        def too_far(t: Float[Array, ""]) -> Bool[Array, ""]:
             after = problem.inner(x, trees.axpy(-t, v, s.w))
             return ~settled & ~(after <= value - 1e-4 * t * gain + rounding) & (t > 1e-6)
 
@@ -262,15 +292,15 @@ class PenaltyDescent(Solver):
     The weights of a state belong to the penalties of the state before it.
 
     Attributes:
-        loss: what the weights are fitted by.
-        watched: for each split the weights of the rows that are only watched.
-        rate: for each part of x how far a step moves it.
+        loss: the loss of the model.
+        validation: for each split the weights of the validation rows.
+        rate: the step size of each part of x; zero keeps the part fixed.
         effort: how far the inner solve goes.
-        direct: whether linear systems are factorised rather than solved by CG.
+        direct: whether linear systems are factorised instead of solved by CG.
     """
 
     loss: Loss
-    watched: Float[Array, "splits rows"]
+    validation: Float[Array, "splits rows"]
     rate: PyTree
     effort: Effort
     direct: bool = eqx.field(static=True, default=False)
@@ -278,7 +308,7 @@ class PenaltyDescent(Solver):
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array | None) -> Descent:
         """The state before the first step."""
         zero, none, t = trees.zeros_like(x), trees.zeros_like(y), jnp.zeros((), jnp.int32)
-        unknown = jnp.zeros_like(self.watched[:, 0])
+        unknown = jnp.zeros_like(self.validation[:, 0])
         report = Report(unknown, unknown, jnp.zeros_like(unknown[0]), t)
         return Descent(x, y, none, zero, zero, t, report)
 
@@ -291,7 +321,7 @@ class PenaltyDescent(Solver):
         t = state.t + 1
         mean = jax.tree.map(lambda m, g: 0.8 * m + 0.2 * g, state.mean, gradient)
         square = jax.tree.map(lambda s, g: 0.95 * s + 0.05 * g**2, state.square, gradient)
-        x = _moved(x, mean, square, t.astype(self.watched.dtype), self.rate)
+        x = _moved(x, mean, square, t.astype(self.validation.dtype), self.rate)
         report = self._report(inner, data)
         return Descent(x, inner.w, inner.adjoint, mean, square, t, report)
 
@@ -301,20 +331,20 @@ class PenaltyDescent(Solver):
         right = jnp.zeros_like(rows)
         if self.loss.right is not None:
             right = self.loss.right(reached, data.target).astype(rows.dtype)
-        losses, shares = (_means(self.watched, v) for v in (rows, right))
+        losses, shares = (_means(self.validation, v) for v in (rows, right))
         return Report(losses, shares, inner.decrement, inner.taken)
 
     def output(self, state: Descent) -> Point:
-        """The penalties, and the weights of those before."""
+        """The penalties, and the weights of the penalties before."""
         return Point(state.x, state.w)
 
     def calls(self, state: Descent) -> Calls:
-        """One gradient of f per step; what the inner solves took is not counted."""
+        """One gradient of f per step; the work of the inner solves is not counted."""
         return Calls(state.t, 0 * state.t, 0 * state.t)
 
 
 def _moved(x: PyTree, mean: PyTree, square: PyTree, age: Array, rate: PyTree) -> PyTree:
-    """A step of Adam in which entries of a small gradient do not go as far as the others."""
+    """A step of Adam in which entries with small gradients move less than the others."""
 
     def one(x: Array, m: Array, s: Array, rate: Array) -> Array:
         size = jnp.sqrt(s / (1 - 0.95**age))

@@ -1,4 +1,4 @@
-"""One fit: arrays in, penalties searched by the descent of `_penalties`, weights out."""
+"""One fit: arrays in, penalties found by the descent of `_penalties`, weights out."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,34 +27,39 @@ from ._penalties import (
     make_problem,
 )
 
+Matrix = Any
+"""A dense array or a SciPy sparse matrix, which has no types."""
+
 TRAIN, TUNE, VALIDATE = 0, 1, 2  # what a row does in a split: see `Table.roles`
-LEVELS = np.arange(1.0, -16.0, -2.0)  # log-penalties tried first, the strongest foremost
-STILL = {"level": 0.0, "exponent": 0.0, "each": 0.0}
-SMALL = 1_000_000  # a sparse matrix with fewer entries, zeros included, is made dense
-PATIENCE = 8  # steps without a better loss that end a descent
-# Newton steps, CG steps in each, decrement and CG accuracy: for few weights, for more, for many.
-# With few the systems are factorised, so that rounding does not show in what is learned.
+LEVELS = np.arange(1.0, -16.0, -2.0)  # log-penalties tried first, from the strongest down
+STILL = {"level": 0.0, "exponent": 0.0, "each": 0.0}  # the step sizes that keep x fixed
+SMALL = 1_000_000  # entries, zeros included, below which a sparse matrix is made dense
+PATIENCE = 8  # steps without a better loss after which a descent ends
+# The fields of `Effort` for a model of few weights, for several splits, and for one split. With few
+# weights the systems are factorised, so that rounding does not affect what is learned.
 EFFORTS = {
     "path": ((30, 0, 0, 0), (20, 20, 1e-3, 0.1), (4, 10, 1e-3, 0.1)),
     "descent": ((30, 0, 0, 0), (3, 20, 1e-4, 0.05), (1, 10, 1e-4, 0.05)),
 }
-FEW = 200  # weights of a model
+Rate = dict[str, float]
+Work = str | tuple[float, float, float, float]  # a key of EFFORTS, or the fields of `Effort`
+FEW = 200  # weights of a model up to which systems are factorised
 
 
 class Table(NamedTuple):
-    """What is to be fitted.
+    """The data to fit.
 
     Attributes:
         X: the features, dense or a SciPy sparse matrix.
-        target: labels from 0 on, or columns to be predicted.
-        outputs: the scores a row has.
-        weight: one for each row.
+        target: labels from 0 on, or columns to predict.
+        outputs: the number of scores per row.
+        weight: the sample weight of each row.
         roles: for each split, what a row does: it trains the weights, tunes the penalties, or
-            validates: its loss says when to stop.
-        groups: for each feature which penalty is its own; None for one for every weight.
+            validates, that is, decides when to stop.
+        groups: for each feature the number of its penalty; None if every weight has its own.
     """
 
-    X: Any
+    X: Matrix
     target: np.ndarray
     outputs: int
     weight: np.ndarray
@@ -63,14 +68,14 @@ class Table(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be searched.
+    """What to search for.
 
     Attributes:
         exponent: whether penalties may follow a power of the features' variances.
-        each: whether they are freed one by one.
-        intercept: whether there is one.
+        each: whether every penalty is tuned by itself.
+        intercept: whether the model has an intercept.
         steps, tol: the most steps of a descent, and the accuracy of the last fit.
-        name: who prints progress; None where nobody does.
+        name: the name printed with the progress; None prints nothing.
     """
 
     exponent: bool
@@ -91,7 +96,7 @@ class Model(NamedTuple):
 
 
 class Trail(NamedTuple):
-    """A descent: its best point with the losses of the rows watched there and at the start."""
+    """A descent: its best point, the validation losses there and at the start, and its steps."""
 
     x: PyTree
     w: PyTree
@@ -101,13 +106,13 @@ class Trail(NamedTuple):
 
 
 def bucket(count: int, least: int) -> int:
-    """Room for so many: sizes are rounded up, so that nearly equal ones share a program."""
+    """The size rounded up, so that nearly equal sizes share a compiled program."""
     unit = max(2 ** (count.bit_length() - 3), least)
     return -(-count // unit) * unit
 
 
-def moments(X: Any, weight: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean (zero unless asked for) and variance about it, in double precision."""
+def moments(X: Matrix, weight: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted mean (zero unless `centred`) and variance about it, in double precision."""
     share = weight.astype(np.float64) / weight.sum(dtype=np.float64)
     if scipy.sparse.issparse(X):
         mean = np.asarray(X.T @ share) if centred else np.zeros(X.shape[1])
@@ -121,7 +126,7 @@ def moments(X: Any, weight: np.ndarray, centred: bool) -> tuple[np.ndarray, np.n
 
 
 class Search:
-    """The arrays of one fit on the device, and the search."""
+    """The arrays of one fit, on the device, and the search for its penalties."""
 
     def __init__(self, loss: Loss, table: Table, plan: Plan):
         self.loss, self.table, self.plan = loss, table, plan
@@ -144,7 +149,9 @@ class Search:
             shift = np.zeros(self.features)
         splits, weights = len(table.roles), (self.columns + 1) * table.outputs
         few = weights <= FEW and not sparse
-        few &= splits * rows * table.outputs * weights <= 10 * SMALL  # the memory it takes
+        few &= (
+            splits * rows * table.outputs * weights <= 10 * SMALL
+        )  # else a factorisation takes too much memory
         self.size = 0 if few else 1 if splits > 1 else 2
         more = [(0, rows - self.rows)]
         self.weight = np.pad(table.weight, more)
@@ -154,7 +161,7 @@ class Search:
         varies = self.variance > 0
         log_scale = np.log(np.where(varies, self.variance, 1))
         middle = np.average(log_scale, weights=self.variance) if np.any(varies) else 0.0
-        # a penalty as strong as the data, on a feature of middling variance
+        # a tenth of the sum of squares of a feature of average variance
         self.level = np.log(0.1 * table.weight.sum(dtype=np.float64)) + middle
         self.common = {
             "X": self.X,
@@ -169,13 +176,13 @@ class Search:
             self.common["groups"] = jnp.asarray(groups, jnp.int32)
 
     def _pad(self, values: np.ndarray, axis: int = -1) -> jax.Array:
-        """Values with an axis over the features, on the device."""
+        """Values with an axis over the features, padded to `columns`, on the device."""
         more = [(0, 0)] * values.ndim
         more[axis] = (0, self.columns - self.features)
         return jnp.asarray(np.pad(values, more), self.dtype)
 
     def problem(self, train: np.ndarray, held: np.ndarray) -> Problem:
-        """The bilevel problem with these rows of each split to train on and these held out."""
+        """The bilevel problem that trains on some rows of each split and holds out others."""
         train = np.asarray(train * self.weight, self.dtype)
         totals = train.sum(1, dtype=np.float64)[:, None]
         data = Data(
@@ -187,7 +194,7 @@ class Search:
         return make_problem(self.loss, data)
 
     def start(self, earlier: Model | None) -> tuple[PyTree, PyTree]:
-        """Penalties and weights to start from: none, or those of an earlier fit."""
+        """Penalties and weights to start from: the default, or those of an earlier fit."""
         splits, outputs = len(self.roles), self.table.outputs
         free = (self.columns,) if self.table.groups is not None else (self.columns, outputs)
         each, level = np.zeros(free), self.level
@@ -215,8 +222,8 @@ class Search:
         x, w = self.start(earlier)
         validate = self.roles == VALIDATE
         problem = self.problem((self.roles >= 0) & ~validate, validate)
-        self.watched = problem.data.held
-        self.least = 1e-3 * self.null_loss()  # a fall of the loss that is worth a step
+        self.validation = problem.data.held
+        self.least = 1e-3 * self.null_loss()  # a smaller fall of the loss does not count
         if earlier is None:
             x, w = self.path(problem, x, w)
         rate = STILL | {"level": 0.3, "exponent": 0.05 * plan.exponent}
@@ -234,23 +241,23 @@ class Search:
     def null_loss(self) -> float:
         """The loss of the model without weights."""
         if self.loss.right is None:
-            return 0.5 * self.table.outputs  # of targets in units of their standard deviations
+            return 0.5 * self.table.outputs  # targets are in units of their standard deviations
         shares = np.bincount(self.table.target, self.table.weight)
         shares = shares[shares > 0] / shares.sum()
         return max(float(-np.sum(shares * np.log(shares))), 1e-3)
 
     def steps(
-        self, problem: Problem, x: PyTree, w: PyTree, rate: dict[str, float], effort: Any, most: int
+        self, problem: Problem, x: PyTree, w: PyTree, rate: Rate, effort: Work, most: int
     ) -> Iterator[Descent]:
-        """The states after one step, two, and so on; their reports are on the host."""
-        effort = EFFORTS[effort][self.size] if isinstance(effort, str) else effort
-        eps = float(np.finfo(self.dtype).eps)
-        effort = (*effort[:2], max(effort[2], eps**0.6), effort[3])
-        counts = (jnp.asarray(k, jnp.int32) for k in effort[:2])
-        numbers = (jnp.asarray(v, self.dtype) for v in effort[2:])
+        """The states after one step, two steps, and so on; their reports are NumPy arrays."""
+        work = EFFORTS[effort][self.size] if isinstance(effort, str) else effort
+        newton, linear, tol, accuracy = work
+        tol = max(tol, float(np.finfo(self.dtype).eps) ** 0.6)
+        counts = (jnp.asarray(k, jnp.int32) for k in (newton, linear))
+        numbers = (jnp.asarray(v, self.dtype) for v in (tol, accuracy))
         solver = PenaltyDescent(
             self.loss,
-            self.watched,
+            self.validation,
             {k: jnp.asarray(v, self.dtype) for k, v in rate.items()},
             Effort(*counts, *numbers),
             self.size == 0,
@@ -267,13 +274,13 @@ class Search:
             state: Descent = chunk.run.solver_state
             yield state._replace(report=jax.tree.map(np.asarray, state.report))
 
-    def step(self, problem: Problem, x: PyTree, w: PyTree, effort: Any) -> tuple[PyTree, Report]:
-        """The weights for some penalties, from others on, and the report on them."""
+    def step(self, problem: Problem, x: PyTree, w: PyTree, effort: Work) -> tuple[PyTree, Report]:
+        """The weights for the penalties x, found from w on, and the report on them."""
         state = next(self.steps(problem, x, w, STILL, effort, 1))
         return state.w, state.report
 
     def path(self, problem: Problem, x: PyTree, w: PyTree) -> tuple[PyTree, PyTree]:
-        """The best on the way from strong to weak penalties, every fit started at the last."""
+        """The best point on a path from strong to weak penalties; each fit starts at the last."""
         best, found = np.inf, (x, w)
         exponents = (0.0,)
         if self.plan.exponent:
@@ -294,10 +301,8 @@ class Search:
                     break
         return found
 
-    def descend(
-        self, problem: Problem, x: PyTree, w: PyTree, rate: dict[str, float], what: str
-    ) -> Trail:
-        """Descent until the loss on the rows watched has stopped falling."""
+    def descend(self, problem: Problem, x: PyTree, w: PyTree, rate: Rate, what: str) -> Trail:
+        """Descent until the validation loss stops falling."""
         best, since = None, 0
         for taken, state in enumerate(self.steps(problem, x, w, rate, "descent", self.plan.steps)):
             self.show(f"{what} {taken + 1}", state.report)
@@ -312,17 +317,17 @@ class Search:
             best = best._replace(steps=taken + 1)
             if since == PATIENCE or not np.isfinite(loss):
                 break
-            x = state.x  # whose weights the next step finds
+            x = state.x  # the next step finds its weights
         assert best is not None
         if not np.all(np.isfinite(best.losses)):
-            raise ValueError("The loss is not finite: are there features of very large values?")
+            raise ValueError("The loss is not finite: do some features have very large values?")
         return best
 
     def strengthen(self, problem: Problem, trail: Trail) -> tuple[PyTree, PyTree]:
-        """Stronger penalties with fewer wrong answers, their loss within two standard errors.
+        """Stronger penalties with fewer wrong answers whose loss is within two standard errors.
 
-        The loss counts also how sure an answer is, so it is lowest at weaker penalties than the
-        share of wrong answers.
+        The loss also measures confidence, so it is lowest at weaker penalties than the share of
+        wrong answers.
         """
         x, w, splits = trail.x, trail.w, len(self.roles)
         found, best = (x, w), -np.inf
@@ -344,7 +349,7 @@ class Search:
         """The weights for the penalties found, fitted to all rows."""
         rows = self.roles >= 0
         problem = self.problem(rows, rows)
-        # as many copies as there are splits, so that the same compiled program serves
+        # one copy per split, so that the compiled program is the same
         each, w = jax.tree.map(lambda v: jnp.broadcast_to(jnp.mean(v, 0), v.shape), (x["each"], w))
         x = x | {"each": each}
         tol = max(self.plan.tol, float(np.finfo(self.dtype).eps) ** 0.5)
@@ -362,13 +367,13 @@ class Search:
         return Model(weights, offsets * self.dtype.type(self.plan.intercept), penalties, steps)
 
     def show(self, what: str, report: Report) -> None:
-        """A line of progress, where asked for."""
+        """Prints a line of progress if the plan has a name."""
         if self.plan.name is not None:
             print(f"[{self.plan.name}] {what}: held-out loss {report.losses.mean():.5f}")
 
 
 def _surely_less(losses: np.ndarray, first: np.ndarray) -> bool:
-    """Whether losses fell, and where there are several splits by more than a standard error."""
+    """Whether the losses fell; with several splits, by more than a standard error."""
     fall = first - losses
     error = fall.std(ddof=1) / len(fall) ** 0.5 if len(fall) > 1 else 0.0
     return bool(fall.mean() > error)
