@@ -9,6 +9,7 @@ import pytest
 
 import cases
 import pdbo
+from pdbo import _checks
 from pdbo.errors import PrecisionWarning
 
 X0, Y0 = 2.0, np.array([0.5, 0.5])
@@ -79,6 +80,21 @@ def test_other_solvers_stay_in_the_precision_of_the_session(x32):
     found = pdbo.solve(cases.toy(), X0, Y0, cases.paper_pdbo(), steps=100)
     assert isinstance(found.x, jax.Array) and found.x.dtype == jnp.float32
     assert found.certificate.eps.dtype == np.float64
+
+
+@pytest.mark.parametrize("solver", [None, cases.paper_pdbo()], ids=["default", "pdbo"])
+@pytest.mark.parametrize("double", [False, True], ids=["x32", "x64"])
+def test_f_and_g_are_checked_once_per_precision(solver, double, monkeypatch):
+    """A problem is checked once where it enters; only a certificate in another precision adds."""
+    seen = []
+    check = _checks._check_function
+    monkeypatch.setattr(
+        _checks, "_check_function", lambda *given: (seen.append(given[0]), check(*given))[1]
+    )
+    with jax.enable_x64(double):
+        pdbo.solve(cases.toy(), X0, Y0, solver, tol=0, **OPTIONS)
+    lifted_for_the_certificate = not double and solver is not None
+    assert seen == ["f", "g"] * (2 if lifted_for_the_certificate else 1)
 
 
 def test_functions_that_insist_on_single_precision_say_so_once_per_result(x32):

@@ -115,14 +115,15 @@ def check_point(
 ) -> tuple[PyTree, PyTree]:
     """A point as arrays, projected onto its sets if `project`; a ProblemError if it is not fit.
 
-    `coarse` is the dtype the point came in, if it has a finer one now: what lies in its set but
-    for the rounding of that dtype is projected without a warning. Under jit and vmap values cannot
-    be read, so they are not checked.
+    `coarse` is the dtype the point came in, if it was lifted to a finer one: then f and g have been
+    checked, and what lies in its set but for the rounding of that dtype is projected without a
+    warning. Under jit and vmap values cannot be read, so they are not checked.
     """
     x, y = point_arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
-    check_functions(problem, x, y)
+    if coarse is None:
+        check_functions(problem, x, y)
     if traced(problem, x, y):
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
     x, y = everywhere(problem.mesh, (x, y))
