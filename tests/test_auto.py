@@ -63,6 +63,7 @@ def test_sine():
     assert best.f <= np.min(np.asarray(best.all.f)[np.asarray(best.all.ok)])
 
 
+@pytest.mark.usefixtures("optimised")
 def test_random_starts():
     entry = problems.get("mb-3.14")  # two cuts are active at its solution
     x, y = jax.tree.map(jnp.asarray, entry.starts(12, seed=5))
@@ -78,6 +79,7 @@ SCALED = ["sine", "mb-3.10", "mb-3.13", "mb-3.24", "iaptt"]
 SCALES = np.array([[1, 1, 1], [1e3, 1, 1], [1, 1e3, 1], [1, 1, 1e-3]])
 
 
+@pytest.mark.usefixtures("optimised")
 def test_rescaling_changes_nothing():
     entries = [problems.get(name) for name in SCALED]
 
@@ -161,6 +163,7 @@ def test_functions_that_insist_on_single_precision(x32):
     assert sol.x.dtype == jnp.float32 and abs(float(sol.x) - 1) <= 1e-2
 
 
+@pytest.mark.usefixtures("optimised")
 def test_sizes_take_the_same_iterations():
     iterations = []
     for n in (1, 10, 1000, 100_000):
@@ -214,7 +217,7 @@ def test_spread_covers_every_kind_of_set():
     assert 6 < np.abs(wide - 0.2).max() <= 7
 
 
-def test_scalings_of_a_sparse_classifier_are_never_nan(x32):
+def test_scalings_of_a_sparse_classifier_are_never_nan(x32, optimised):
     """100,000 features, data and regulariser scaled over six orders of magnitude each."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     try:

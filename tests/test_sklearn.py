@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator, parametrize_with_che
 
 from cases import COMPILED
 from pdbo.sklearn import BilevelLogisticRegression, BilevelRidge, _search
-from pdbo.sklearn._penalties import Effort, begin, step
+from pdbo.sklearn._penalties import Effort, PenaltyDescent
 from pdbo.sklearn._search import Plan, Search, Table
 
 X, Y = load_wine(return_X_y=True)
@@ -141,7 +141,8 @@ def test_the_gradient_of_the_penalties():
     point = jax.tree.map(jax.numpy.asarray, point)
     rate = jax.tree.map(jax.numpy.zeros_like, point)
     effort = Effort(5, 50, 1e-12, 1e-12)
-    state, _ = step(search.loss, problem, problem.data.held, begin(point, start[1]), rate, effort)
+    solver = PenaltyDescent(search.loss, problem.data.held, rate, effort)
+    state = solver.step(problem, solver.init(problem, point, start[1], None))
 
     scale = np.asarray(search.common["log_scale"])[:4]
 
