@@ -167,7 +167,7 @@ def test_functions_that_insist_on_single_precision(x32):
 @pytest.mark.usefixtures("optimised")
 def test_sizes_take_the_same_iterations():
     iterations = []
-    for n in (1, 10, 1000, 100_000):
+    for n in (1, 1000, 100_000):
         entry = problems.get("bda", n)
         x, y = jax.tree.map(jnp.asarray, entry.start)
         state = jax.jit(lambda x, y, e=entry: run(e.problem, x, y, jax.random.key(0)))(x, y)
@@ -219,14 +219,14 @@ def test_spread_covers_every_kind_of_set():
 
 
 def test_scalings_of_a_sparse_classifier_are_never_nan(x32, optimised):
-    """100,000 features, data and regulariser scaled over six orders of magnitude each."""
+    """10,000 features, data and regulariser scaled over six orders of magnitude each."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     try:
         from benchmarks.scalings import problem, scalings
     finally:
         sys.path.pop(0)
     for scale, regulariser in scalings(20):
-        p, *start = problem(20, 100_000, 2, scale, regulariser)
+        p, *start = problem(20, 10_000, 2, scale, regulariser)
         x, w = jax.tree.map(jnp.asarray, start)
         state = cases.iterate(p, SOLVER, x, w, 20)
         for leaf in jax.tree.leaves((state.x, state.y, state.f, state.cuts, state.multiplier)):

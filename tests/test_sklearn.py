@@ -108,8 +108,8 @@ def test_a_warning_is_given_at_the_line_of_the_user(monkeypatch):
     plain = Search.step
 
     def rough(*arguments):
-        state, report = plain(*arguments)
-        return state, report._replace(decrement=np.ones(()))
+        w, report = plain(*arguments)
+        return w, report._replace(decrement=np.ones(()))
 
     monkeypatch.setattr(Search, "step", rough)
     rng = np.random.default_rng(0)
@@ -140,8 +140,7 @@ def test_the_gradient_of_the_penalties():
     point["each"] = start[0]["each"].at[:, :4].set(each)
     point = jax.tree.map(jax.numpy.asarray, point)
     rate = jax.tree.map(jax.numpy.zeros_like, point)
-    effort = Effort(5, 50, 1e-12, 1e-12)
-    solver = PenaltyDescent(search.loss, problem.data.held, rate, effort)
+    solver = PenaltyDescent(search.loss, problem.data.held, rate, Effort(5, 50, 1e-12, 1e-12))
     state = solver.step(problem, solver.init(problem, point, start[1], None))
 
     scale = np.asarray(search.common["log_scale"])[:4]
@@ -192,16 +191,18 @@ def test_features_of_any_scale():
 
 
 @pytest.mark.parametrize("per", ["feature", "weight"])
-@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csc_array])
-def test_sparse_is_dense(per, kind, monkeypatch):
+@pytest.mark.usefixtures("optimised")
+def test_sparse_is_dense(per, monkeypatch):
     monkeypatch.setattr(_search, "SMALL", 0)  # else it is made dense
     monkeypatch.setattr(_search, "FEW", 0)
     exact = dict.fromkeys(_search.EFFORTS, [(30, 500, 0, 1e-12)] * 3)
     monkeypatch.setattr(_search, "EFFORTS", exact)  # what is left to chance would tell them apart
     x = np.where(np.abs(X) > 1, X, 0)
-    dense, sparse = (classifier(per).fit(a, Y) for a in (x, kind(x)))
-    np.testing.assert_allclose(sparse.penalty_, dense.penalty_, rtol=1e-3)
-    np.testing.assert_allclose(sparse.predict_proba(kind(x)), dense.predict_proba(x), atol=1e-4)
+    dense = classifier(per).fit(x, Y)
+    for kind in (scipy.sparse.csr_matrix, scipy.sparse.csc_array):
+        sparse = classifier(per).fit(kind(x), Y)
+        np.testing.assert_allclose(sparse.penalty_, dense.penalty_, rtol=1e-3)
+        np.testing.assert_allclose(sparse.predict_proba(kind(x)), dense.predict_proba(x), atol=1e-4)
 
 
 def test_labels_of_any_type():
