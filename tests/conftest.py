@@ -37,6 +37,15 @@ def forget():
 
 
 @pytest.fixture
+def optimised():
+    """For tests that spend more time in their programs than in compiling them."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
 def x32():
     """A session without 64-bit types, as users have by default."""
     with jax.enable_x64(False):

@@ -27,15 +27,16 @@ def same(printed, shown):
 
 
 @pytest.fixture
-def hasty(monkeypatch):
-    """Programs that are run once need not be optimised: that takes longer than running them."""
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    jax.config.update("jax_disable_most_optimizations", True)
+def session():
+    """A session as a user's starts."""
+    before = {name: getattr(jax.config, name) for name in RUN["SESSION"]}
+    for name, value in RUN["SESSION"].items():
+        jax.config.update(name, value)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
-@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("page", RUN["pages"](), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_pages_print_what_they_show(page):
     for match, printed in RUN["outputs"](page):
@@ -51,18 +52,18 @@ def test_no_block_is_overlooked():
         assert len(re.findall(r"^```python$", text, re.M)) == len(RUN["BLOCK"].findall(text)), page
 
 
-@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_examples_print_what_the_gallery_shows(path, tmp_path):
+def test_examples_print_what_the_gallery_shows(path, tmp_path, monkeypatch, capsys, session):
     pytest.importorskip("matplotlib")
     for module in ("flax", "sklearn"):
         if f"from {module}" in path.read_text():
             pytest.importorskip(module)
-    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
     assert len(path.read_text().splitlines()) < 60
     page = (DOCS / "gallery" / f"{path.stem}.md").read_text()
-    same(done.stdout, re.search(r"```text\n(.*?)```", page, re.S)[1])
+    same(capsys.readouterr().out, re.search(r"```text\n(.*?)```", page, re.S)[1])
     assert (tmp_path / f"{path.stem}.png").stat().st_size > 5_000
     assert (DOCS / "gallery" / f"{path.stem}.png").stat().st_size < 100_000
 

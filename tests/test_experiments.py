@@ -96,17 +96,17 @@ def test_claims_in_the_record_follow_from_the_record(results):
 
 def test_report_trusts_results_only_and_goes_on_after_damage(results, tmp_path, capsys):
     """Claims edited with the checksum set right do not reach the page; the rest is noticed."""
-    for name in ("paths", "rates", "digits"):
+    for name in ("paths", "rates"):
         shutil.copytree(results / name, tmp_path / name)
     page, damaged = report.build(tmp_path)
     before = page.read_bytes()
     assert not damaged
 
-    body = json.loads((tmp_path / "digits" / "record.json").read_text())
+    body = json.loads((tmp_path / "rates" / "record.json").read_text())
     del body["sha256"]
     for claim in body["claims"]:
         claim |= {"value": 0.0, "bound": 1.0, "relation": "<", "held": True, "sentence": "Mine."}
-    (tmp_path / "digits" / "record.json").write_bytes(seal(body))
+    (tmp_path / "rates" / "record.json").write_bytes(seal(body))
     report.build(tmp_path)
     assert page.read_bytes() == before
 
@@ -117,7 +117,7 @@ def test_report_trusts_results_only_and_goes_on_after_damage(results, tmp_path, 
     assert f"pdbo: {record} was changed or damaged after it was written.\n" in shown.err
     text = page.read_text()
     assert shown.out.strip() == str(page)
-    assert '<section id="digits">' in text and '<section id="rates">' in text
+    assert '<section id="rates">' in text
     assert '<section id="paths">' not in text
     assert "paths/record.json was changed or damaged" in text
 

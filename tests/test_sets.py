@@ -711,6 +711,7 @@ def test_gradient_at_the_centre_and_on_the_boundary():
 
 
 @per_set
+@pytest.mark.usefixtures("optimised")
 def test_gradient_of_the_distance(draw):
     """A unit vector outside, zero inside, and between them where the distance is rounding error."""
     s, z = representative(draw)

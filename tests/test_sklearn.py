@@ -191,16 +191,18 @@ def test_features_of_any_scale():
 
 
 @pytest.mark.parametrize("per", ["feature", "weight"])
-@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csc_array])
-def test_sparse_is_dense(per, kind, monkeypatch):
+@pytest.mark.usefixtures("optimised")
+def test_sparse_is_dense(per, monkeypatch):
     monkeypatch.setattr(_search, "SMALL", 0)  # else it is made dense
     monkeypatch.setattr(_search, "FEW", 0)
     exact = dict.fromkeys(_search.EFFORTS, [(30, 500, 0, 1e-12)] * 3)
     monkeypatch.setattr(_search, "EFFORTS", exact)  # what is left to chance would tell them apart
     x = np.where(np.abs(X) > 1, X, 0)
-    dense, sparse = (classifier(per).fit(a, Y) for a in (x, kind(x)))
-    np.testing.assert_allclose(sparse.penalty_, dense.penalty_, rtol=1e-3)
-    np.testing.assert_allclose(sparse.predict_proba(kind(x)), dense.predict_proba(x), atol=1e-4)
+    dense = classifier(per).fit(x, Y)
+    for kind in (scipy.sparse.csr_matrix, scipy.sparse.csc_array):
+        sparse = classifier(per).fit(kind(x), Y)
+        np.testing.assert_allclose(sparse.penalty_, dense.penalty_, rtol=1e-3)
+        np.testing.assert_allclose(sparse.predict_proba(kind(x)), dense.predict_proba(x), atol=1e-4)
 
 
 def test_labels_of_any_type():
