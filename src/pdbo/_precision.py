@@ -76,7 +76,8 @@ def _lifted(start: Start, solver: Solver) -> Start | None:
     if start.state is not None:
         if trees.dtype(start.state.scale) != np.float64:
             return None
-        return start._replace(problem=to_float64(problem))
+        with jax.enable_x64(True):
+            return start._replace(problem=to_float64(problem))
     leaves = jax.tree.leaves((start.x, start.y))
     if not solver.prefers_double or not leaves or not all(map(_liftable, leaves)):
         return None

@@ -254,8 +254,7 @@ def solve(
             _get_ready()
             failure = solve_file(
                 path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
-                checkpoint=out / CHECKPOINT, resume=resume,
-                rank=rank if distributed else None,
+                checkpoint=out / CHECKPOINT, resume=resume, rank=rank if distributed else None,
             )  # fmt: skip
             code = _report(out) if rank == 0 else OK
     except (KeyboardInterrupt, Terminated) as cause:
