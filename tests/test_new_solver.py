@@ -125,7 +125,7 @@ def test_everything_else_knows_it(copy):
     code = """
 import json, sys
 from pdbo.experiments import problems
-from pdbo.report._style import styles
+from pdbo.app.report._style import styles
 looks = styles(["Gap-D", "GapDescent", "GapDescent from a", "PDBO", "bound"])
 assert "jax" not in sys.modules
 import pdbo
