@@ -21,7 +21,7 @@ from pdbo.app.report import _draw, _page, _style
 from pdbo.experiments import EXPERIMENTS, _views, load
 from pdbo.experiments._results import Claim, Record
 
-HOW = "no browser: install the Debian packages chromium and chromium-driver (apt-get install)"
+HOW = "missing: {}; the Debian packages chromium and chromium-driver hold them"
 HOSTILE = (
     "\"'><img src=x onerror=window.owned=1></script><script>window.owned=1</script>$\\frac@DATA@"
 )
@@ -230,8 +230,9 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip(HOW)
+    paths = {"chromium": chromium, "chromedriver": driver}
+    if missing := [name for name, path in paths.items() if path is None]:
+        pytest.skip(HOW.format(" and ".join(missing)))
     import socket
 
     with socket.socket() as probe:

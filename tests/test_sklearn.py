@@ -24,6 +24,7 @@ from pdbo.sklearn import BilevelLogisticRegression, BilevelRidge, _search
 from pdbo.sklearn._penalties import Effort, PenaltyDescent
 from pdbo.sklearn._search import Plan, Search, Table
 
+pytestmark = pytest.mark.usefixtures("optimised")  # few programs, many fits
 X, Y = load_wine(return_X_y=True)
 X = StandardScaler().fit_transform(X)
 GROUPS = ["a"] * 5 + ["b"] * 8
@@ -191,7 +192,6 @@ def test_features_of_any_scale():
 
 
 @pytest.mark.parametrize("per", ["feature", "weight"])
-@pytest.mark.usefixtures("optimised")
 def test_sparse_is_dense(per, monkeypatch):
     monkeypatch.setattr(_search, "SMALL", 0)  # else it is made dense
     monkeypatch.setattr(_search, "FEW", 0)
