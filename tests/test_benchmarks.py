@@ -84,6 +84,13 @@ def test_cleaning_is_solved_by_leaving_out_the_wrong_labels():
 def test_a_quick_run_writes_record_page_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "SIZES", (100, 1_000, 10_000))
     monkeypatch.setattr(scaling, "INNER", (1, 10))
+    monkeypatch.setattr(command, "settings", lambda *names: settings(*names)[:2])
+    against = scaling._against  # two sizes of each, a process for each of them
+
+    def fewer(what, sizes, *rest):
+        return against(what, sizes[:2], *rest, repeats=1)
+
+    monkeypatch.setattr(scaling, "_against", fewer)
     run = ["--quick", "--workloads", "toy", "--out", str(tmp_path)]
     assert command.main(run) == 0
     record = json.loads((tmp_path / "peers.json").read_text())

@@ -198,59 +198,61 @@ def test_an_occupied_folder_is_refused(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
 
 
-def test_an_interrupted_run_is_resumed(tmp_path):
+def test_an_interrupted_run_is_resumed(tmp_path, capsys):
     out = tmp_path / "results"
     listen = (  # a job that runs the tests in the background ignores the signal
         "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
-    command = ["-m", "pdbo", "reproduce", "toy", "rates", "--quick", "--out", str(out)]
+    command = ["-m", "pdbo", "reproduce", "toy", "paths", "--quick", "--out", str(out)]
     with subprocess.Popen(
         [sys.executable, "-c", listen, *command], stderr=subprocess.PIPE, text=True
     ) as running:
         assert running.stderr is not None
         for line in running.stderr:
-            if "rates ..." in line:
-                time.sleep(1.0)
+            if "paths ..." in line:
+                time.sleep(0.1)
                 running.send_signal(signal.SIGINT)
                 break
         rest = running.stderr.read()
     assert running.returncode == 130
     assert "Traceback" not in rest
-    assert "carry on with: pdbo reproduce toy rates --quick --seed 0" in rest
+    assert "carry on with: pdbo reproduce toy paths --quick --seed 0" in rest
     assert sorted(p.name for p in out.iterdir()) == ["toy"]
     before = (out / "toy" / "times.json").read_bytes()
 
-    other = pdbo("reproduce", "toy", "rates", "--seed", 1, "--quick", "--out", out, "--resume")
-    assert other.returncode == 2
-    assert "holds a quick run with seed 0" in other.stderr
+    there = ["--out", str(out), "--resume"]
+    assert cli.run(["reproduce", "toy", "paths", "--seed", "1", "--quick", *there]) == 2
+    assert "holds a quick run with seed 0" in capsys.readouterr().err
     for mixed in (["digits", "--quick", "--seed", "1"], ["digits"]):  # toy is there, with seed 0
-        assert pdbo("reproduce", *mixed, "--out", out, "--resume").returncode == 2
+        assert cli.run(["reproduce", *mixed, *there]) == 2
     assert sorted(p.name for p in out.iterdir()) == ["toy"]
 
-    done = pdbo("reproduce", "toy", "rates", "--quick", "--out", out, "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "toy: already there" in done.stderr
+    code = cli.run(["reproduce", "toy", "paths", "--quick", *there])
+    error = capsys.readouterr().err
+    assert code == 0, error
+    assert "toy: already there" in error
     assert (out / "toy" / "times.json").read_bytes() == before
-    assert (out / "rates" / "record.json").exists()
+    assert (out / "paths" / "record.json").exists()
     assert (out / "index.html").exists()
 
 
-def test_solve_prints_the_certificate_and_keeps_record_figure_and_page(file, tmp_path):
+def test_solve_prints_the_certificate_and_keeps_record_figure_and_page(file, tmp_path, capsys):
     out = tmp_path / "solution"
-    arguments = ["solve", f"{file}:problem", "--solver", "PDBO", "--tol", "1e-3", "--out", out]
-    done = pdbo(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert "stationarity" in done.stdout
-    assert "inner_gap" in done.stdout
+    arguments = ["solve", f"{file}:problem", "--solver", "PDBO", "--tol", "1e-3", "--out", str(out)]
+    code = cli.run(arguments)
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert "stationarity" in said.out
+    assert "inner_gap" in said.out
     for name in ("solve/record.json", "solve/arrays.npz", "figures/solve.pdf", "index.html"):
         assert (out / name).stat().st_size > 0
-    assert pdbo(*arguments).returncode == 2  # occupied
-    short = pdbo(*arguments, "--force", "--steps", 1, "--tol", 1e-9, "--x0", "[[", "--y0", "1")
-    assert short.returncode == 2
-    short = pdbo(*arguments, "--force", "--steps", 1, "--x0", "3", "--y0", "[0, 1]")
-    assert short.returncode == 1
-    assert "The step budget was used up" in short.stderr
+    assert cli.run(arguments) == 2  # occupied
+    again = [*arguments, "--force", "--steps", "1"]
+    assert cli.run([*again, "--tol", "1e-9", "--x0", "[[", "--y0", "1"]) == 2
+    capsys.readouterr()
+    assert cli.run([*again, "--x0", "3", "--y0", "[0, 1]"]) == 1
+    assert "The step budget was used up" in capsys.readouterr().err
 
 
 def test_unexpected_errors_are_one_sentence_unless_debugging(monkeypatch, capsys, tmp_path):

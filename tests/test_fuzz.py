@@ -1,7 +1,6 @@
 """A sample of the cases that `python -m benchmarks.fuzz` throws at the command."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -14,20 +13,24 @@ import cheap
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def test_fuzzed_commands_files_and_records_end_in_one_sentence(quick_run, tmp_path):
+def test_fuzzed_commands_files_and_records_end_in_one_sentence(quick_run, tmp_path, monkeypatch):
     shutil.copytree(quick_run("first") / "paths", tmp_path / "finished" / "paths")
-    command = [sys.executable, "-m", "benchmarks.fuzz", "--count", "60", "--seed", "11"]
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--count", "24", "--seed", "26"]
     # a folder of compiled programs would count as a place that a command must not write to
-    environment = {k: v for k, v in os.environ.items() if k != cheap.CACHE}
+    monkeypatch.delenv(cheap.CACHE, raising=False)
     done = subprocess.run(
         [*command, "--folder", tmp_path],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900,
+        cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     results = json.loads(done.stdout[done.stdout.index("{") :])
     assert results["wrong"] == {}, done.stderr
     assert done.returncode == 0
     assert set(results["exit codes"]) <= {"0", "1", "2", "130"}
     assert set(results["kinds"]) == {"file", "line", "problem", "record"}
+    cold = fuzz.COLD // 2  # a Python of its own
+    assert fuzz.case(26, cold)["cold"]
+    kind, code, wrong = fuzz.check(26, cold, tmp_path / "finished")
+    assert (kind in results["kinds"], code in fuzz.CODES, wrong) == (True, True, [])
 
 
 def test_cases_repeat_and_differ():

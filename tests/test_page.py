@@ -29,7 +29,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def results(quick_run):
-    return quick_run("second")
+    return quick_run("first")
 
 
 @pytest.fixture(scope="module")

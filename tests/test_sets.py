@@ -185,6 +185,12 @@ project_all = eqx.filter_jit(lambda s, z: jax.vmap(s.project)(z))
 
 
 @eqx.filter_jit
+def at_once(*calls):
+    """What methods of sets return, `("contains", s, z)` for `s.contains(z)`, as one program."""
+    return [getattr(s, name)(*arguments) for name, s, *arguments in calls]
+
+
+@eqx.filter_jit
 def evaluate(s, z, other):
     def one(z, other):
         p, q = s.project(z), s.project(other)
@@ -259,11 +265,14 @@ def test_simplex_against_quadratic_program():
             options={"ftol": 1e-15, "maxiter": 200},
         )
         # A minimum known to ftol is a minimiser known to its root.
-        np.testing.assert_allclose(Simplex(2).project(z), qp.x, atol=1e-7)
+        np.testing.assert_allclose(project(Simplex(2), z), qp.x, atol=1e-7)
 
 
-@pytest.mark.parametrize("entries", [1000, 10**6])
-@pytest.mark.parametrize("kind", ["normal", "shifted", "equal", "spike", "tiny"])
+@pytest.mark.parametrize(
+    ("entries", "kind"),
+    [(30_000, kind) for kind in ("normal", "shifted", "equal", "spike", "tiny")]
+    + [(10**6, "shifted")],
+)
 def test_simplex_float32_is_accurate(entries, kind):
     rng = np.random.default_rng(entries)
     z = {
@@ -435,30 +444,39 @@ def test_tangent_counts_a_bound_as_active_within_a_few_ulps():
     v = jnp.array([-1.0, 1.0])
     near, far = 1 + 2 * eps(float), 1 + 1e-9
     box = Box(1.0, jnp.array([5.0, far]))
-    np.testing.assert_array_equal(box.tangent(jnp.array([near, far - eps(float)]), v), [0, 0])
-    np.testing.assert_array_equal(box.tangent(jnp.array([far, 1.0]), v), v)
-    ball = Ball(1)
-    np.testing.assert_array_equal(ball.tangent(jnp.array([0, 1 - 2 * eps(float)]), v), [-1, 0])
-    np.testing.assert_array_equal(ball.tangent(jnp.array([0, 1 - 1e-9]), v), v)
     half = Halfspace(jnp.array([0.0, 2.0]), 2)
-    np.testing.assert_array_equal(half.tangent(jnp.array([0, 1 - 2 * eps(float)]), v), [-1, 0])
-    np.testing.assert_array_equal(half.tangent(jnp.array([0, 1 - 1e-9]), v), v)
-    simplex = Simplex(1)
-    np.testing.assert_array_equal(simplex.tangent(jnp.array([eps(float), 1.0]), v), [0, 0])
-    np.testing.assert_array_equal(simplex.tangent(jnp.array([1e-9, 1.0]), v), v)
-    # A zero bound has no scale but its own: the smallest positive number is inside.
-    np.testing.assert_array_equal(NonNegative().tangent(jnp.array([1e-300, 0.0]), v), v)
+    expected = [
+        (box, [near, far - eps(float)], [0, 0]),
+        (box, [far, 1.0], v),
+        (Ball(1), [0, 1 - 2 * eps(float)], [-1, 0]),
+        (Ball(1), [0, 1 - 1e-9], v),
+        (half, [0, 1 - 2 * eps(float)], [-1, 0]),
+        (half, [0, 1 - 1e-9], v),
+        (Simplex(1), [eps(float), 1.0], [0, 0]),
+        (Simplex(1), [1e-9, 1.0], v),
+        # A zero bound has no scale but its own: the smallest positive number is inside.
+        (NonNegative(), [1e-300, 0.0], v),
+    ]
+    found = at_once(*(("tangent", s, jnp.array(z), v) for s, z, _ in expected))
+    for (*_, tangent), d in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(d, tangent)
 
 
 def test_points_as_sets():
     z, v = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
     for s in (Box(z, z), Ball(0, z), Affine(np.eye(2), z), Product(Box(z, z))):
-        np.testing.assert_allclose(s.project(v), z)
-        np.testing.assert_allclose(s.tangent(z, v), 0, atol=1e-15)
-        np.testing.assert_allclose(s.residual(z, v), 0, atol=1e-15)
-    np.testing.assert_array_equal(Simplex(0).project(v), [0, 0])
-    np.testing.assert_array_equal(Simplex(0).tangent(0 * v, v), [0, 0])
-    np.testing.assert_array_equal(Simplex(3).project(v[:1]), [3])
+        p, d, residual = at_once(("project", s, v), ("tangent", s, z, v), ("residual", s, z, v))
+        np.testing.assert_allclose(p, z)
+        np.testing.assert_allclose(d, 0, atol=1e-15)
+        np.testing.assert_allclose(residual, 0, atol=1e-15)
+    p, d, one = at_once(
+        ("project", Simplex(0), v),
+        ("tangent", Simplex(0), jnp.zeros(2), v),
+        ("project", Simplex(3), jnp.array([3.0])),
+    )
+    np.testing.assert_array_equal(p, [0, 0])
+    np.testing.assert_array_equal(d, [0, 0])
+    np.testing.assert_array_equal(one, [3])
 
 
 # Ranges of numbers.
@@ -491,13 +509,12 @@ def test_squares_neither_overflow_nor_underflow_in_float32(draw, scale):
 
 def test_ball_and_halfspace_with_a_million_entries_in_float32():
     z = jnp.asarray(1e4 * np.random.default_rng(0).normal(size=10**6), jnp.float32)
-    p = project(Ball(3), z)
+    p, contained = project_and_look(Ball(3), z)
     assert abs(norm(np.asarray(p, float)) - 3) <= 3 * 8 * eps(np.float32)
-    assert Ball(3).contains(p) and not Ball(3).contains(p * jnp.float32(1.001))
-    half = Halfspace(1.0, -3.0)
-    q = project(half, z)
+    assert contained and not Ball(3).contains(p * jnp.float32(1.001))
+    q, contained = project_and_look(Halfspace(1.0, -3.0), z)
     assert abs(np.asarray(q, float).sum() + 3) / 1e3 <= 8 * eps(np.float32) * norm(np.asarray(q))
-    assert half.contains(q)
+    assert contained
 
 
 def test_a_far_centre_costs_an_ulp_of_the_centre_and_no_more():
@@ -533,18 +550,27 @@ def test_nan_is_in_no_set():
 
 
 def test_contains_takes_a_tolerance():
-    z = jnp.array([0.0, 1.001])
-    assert not Ball(1).contains(z) and not Ball(1).contains(z, 1e-4) and Ball(1).contains(z, 2e-3)
-    assert Box(0, 1).contains(jnp.array([0.0, 1.0]), 0)
-    assert not Box(0, 1).contains(jnp.array([0.0, 1 + 1e-15]), 0)
-    assert Box(0, 1).contains(jnp.array([0.0, 1 + 1e-15]))
-    assert not Box(0, 1).contains(jnp.array([0.0, 1 + 1e-14]))
+    z, unit = jnp.array([0.0, 1.001]), Box(0, 1)
     # A large entry does not hide the violation of a small one.
-    assert not Box(0, np.inf).contains(jnp.array([1e6, -1e-3], jnp.float32))
-    assert not NonNegative().contains(jnp.array([1e6, -1e-3], jnp.float32))
+    mixed = jnp.array([1e6, -1e-3], jnp.float32)
     parts = Product((Free(), Simplex(1)))
-    assert not parts.contains((jnp.float32(1e6), jnp.array([0.5, 0.6], jnp.float32)))
-    assert Simplex(1).contains(jnp.full(10, 0.1)) and not Simplex(1).contains(jnp.full(10, 0.2))
+    inside = [
+        ("contains", Ball(1), z, 2e-3),
+        ("contains", unit, jnp.array([0.0, 1.0]), 0),
+        ("contains", unit, jnp.array([0.0, 1 + 1e-15])),
+        ("contains", Simplex(1), jnp.full(10, 0.1)),
+    ]
+    outside = [
+        ("contains", Ball(1), z),
+        ("contains", Ball(1), z, 1e-4),
+        ("contains", unit, jnp.array([0.0, 1 + 1e-15]), 0),
+        ("contains", unit, jnp.array([0.0, 1 + 1e-14])),
+        ("contains", Box(0, np.inf), mixed),
+        ("contains", NonNegative(), mixed),
+        ("contains", parts, (jnp.float32(1e6), jnp.array([0.5, 0.6], jnp.float32))),
+        ("contains", Simplex(1), jnp.full(10, 0.2)),
+    ]
+    assert at_once(*inside, *outside) == [True] * len(inside) + [False] * len(outside)
 
 
 # Points as pytrees.
@@ -556,32 +582,36 @@ def test_a_pytree_is_one_vector():
     def flat(z):
         return jax.flatten_util.ravel_pytree(z)[0]
 
-    np.testing.assert_allclose(flat(Ball(1).project(z)), [0.6, 0, 0.8, 0], atol=1e-15)
-    np.testing.assert_allclose(flat(Simplex(1).project(z)), [0, 0, 1, 0])
-    np.testing.assert_allclose(flat(Halfspace(1.0, 3.0).project(z)), [2, -1, 3, -1])
-    np.testing.assert_allclose(
-        flat(Affine([[1, 0, 1, 0]], [1]).project(z)), [0, 0, 1, 0], atol=1e-15
-    )
-    np.testing.assert_allclose(flat(Box(1, 2).project(z)), [2, 1, 2, 1])
     bounds = Box({"u": np.array([0, 1]), "w": 0}, {"u": 2, "w": (np.ones((1, 1)), 5)})
-    np.testing.assert_allclose(flat(bounds.project(z)), [2, 1, 1, 0])
     parts = Product({"u": Simplex(1), "w": (Ball(1), Free())})
-    np.testing.assert_allclose(flat(parts.project(z)), [1, 0, 1, 0])
     prefix = Product({"u": Box(0, 1), "w": Product((NonNegative(), Box(1, 2)))})
-    np.testing.assert_allclose(flat(prefix.project(z)), [1, 0, 4, 1])
-    np.testing.assert_allclose(prefix.distance(z), np.sqrt(4 + 1))
+    expected = [
+        (Ball(1), [0.6, 0, 0.8, 0]),
+        (Simplex(1), [0, 0, 1, 0]),
+        (Halfspace(1.0, 3.0), [2, -1, 3, -1]),
+        (Affine([[1, 0, 1, 0]], [1]), [0, 0, 1, 0]),
+        (Box(1, 2), [2, 1, 2, 1]),
+        (bounds, [2, 1, 1, 0]),
+        (parts, [1, 0, 1, 0]),
+        (prefix, [1, 0, 4, 1]),
+    ]
+    calls = [("project", s, z) for s, _ in expected]
+    *found, distance = at_once(*calls, ("distance", prefix, z))
+    for (_, p), q in zip(expected, found, strict=True):
+        np.testing.assert_allclose(flat(q), p, atol=1e-15)
+    np.testing.assert_allclose(distance, np.sqrt(4 + 1))
     for s in (bounds, parts, prefix, Ball(1, {"u": 1, "w": 0}), Halfspace({"u": 1, "w": 0}, 1)):
         s.check(z, "y_set")
-        assert jax.tree.structure(s.project(z)) == jax.tree.structure(z)
-        assert jax.tree.structure(s.tangent(z, z)) == jax.tree.structure(z)
+        for found in jax.eval_shape(lambda z: (s.project(z), s.tangent(z, z)), z):
+            assert jax.tree.structure(found) == jax.tree.structure(z)
 
 
 def test_empty_parts_and_numbers():
     z = {"u": jnp.ones(2), "none": None, "empty": jnp.ones((0,))}
     for s in (Free(), Box(0, 1), NonNegative(), Ball(1), Simplex(), Halfspace(1, 1)):
-        p = s.project(z)
+        p, contained = project_and_look(s, z)
         assert jax.tree.structure(p) == jax.tree.structure(z) and p["empty"].shape == (0,)
-        assert s.contains(p) and jnp.isfinite(s.residual(p, z))
+        assert contained and jnp.isfinite(s.residual(p, z))
     assert Box(0, 1).project(2.0) == 1 and Ball(1).project(2.0) == 1
     np.testing.assert_array_equal(Box(0, 1).project([2.0, -1.0]), [1, 0])
 
@@ -613,9 +643,9 @@ def test_without_64_bit_types(draw, x32):
     s, z = representative(draw)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(s))
     z = tree(jnp.asarray(z[0]))
-    p = s.project(z)
+    p, contained = project_and_look(s, z)
     assert p["u"].dtype == jnp.float32
-    assert s.contains(p)
+    assert contained
 
 
 @per_set
@@ -635,15 +665,23 @@ def test_vmap_equals_loop(draw):
 def test_vmap_over_sets():
     z = jnp.array([3.0, 4.0])
     radii = jnp.array([1.0, 2.0, 10.0])
-    balls = jax.vmap(Ball)(radii)
-    projected = jax.vmap(lambda s: s.project(z))(balls)
+
+    def affine(b):
+        return Affine([[1.0, 1.0], [2.0, 2.0]], jnp.stack([b, 2 * b])).project(z)
+
+    @jax.jit
+    def everything(radii, a):
+        projected = jax.vmap(lambda s: s.project(z))(jax.vmap(Ball)(radii))
+        inside = jax.vmap(lambda r: Ball(r).project(z))(radii)
+        boxes = jax.vmap(lambda t: Box(-t, t).project(z))(radii)
+        return projected, inside, boxes, jax.vmap(affine)(radii), Affine(a, [1]).project(z)
+
+    found = everything(radii, jnp.array([[3.0, 4.0]]))
+    projected, inside, boxes, sums, tilted = map(np.asarray, found)
     np.testing.assert_allclose(projected, [[0.6, 0.8], [1.2, 1.6], [3, 4]])
-    inside = jax.vmap(lambda r: Ball(r).project(z))(radii)
     np.testing.assert_allclose(inside, projected)
-    np.testing.assert_allclose(jax.vmap(lambda t: Box(-t, t).project(z))(radii)[:, 0], [1, 2, 3])
-    sums = jax.vmap(lambda b: Affine([[1.0, 1.0], [2.0, 2.0]], jnp.stack([b, 2 * b])).project(z))
-    np.testing.assert_allclose(jnp.sum(sums(radii), -1), radii)
-    tilted = jax.jit(lambda a: Affine(a, [1]).project(z))(jnp.array([[3.0, 4.0]]))
+    np.testing.assert_allclose(boxes[:, 0], [1, 2, 3])
+    np.testing.assert_allclose(sums.sum(-1), radii)
     np.testing.assert_allclose(tilted, [0.12, 0.16])
     jax.jit(lambda t: (Simplex(t), Halfspace(t, -t), Box(t, -t), Ball(-t)))(1.0)  # no checks
 
@@ -693,21 +731,29 @@ def test_gradient_of_the_projection(draw):
         h = 1e-6
         expected = [(value(flat + h * e) - value(flat - h * e)) / (2 * h) for e in np.eye(SIZE)]
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * (1 + norm(flat) ** 2))
-    assert all(jnp.isfinite(gradient(flat)).all() for flat in z)
+    assert all(np.isfinite(gradient(flat)).all() for flat in z)
 
 
 def test_gradient_at_the_centre_and_on_the_boundary():
-    def slope(s, z):
-        return jax.grad(lambda z: jnp.sum(s.project(z) ** 2))(z)
+    center, corner = jnp.array([1.0, 2.0]), jnp.array([0.0, 1.0])
+    points = [
+        (Ball(1, center), center),
+        (Box(0, 1), jnp.array([0.5, 2.0])),
+        (Ball(1), corner),
+        (Ball(0), jnp.zeros(2)),
+        (Simplex(1), corner),
+        (Simplex(0), corner),
+        (Halfspace(0.0, 1.0), jnp.zeros(2)),
+    ]
 
-    center = jnp.array([1.0, 2.0])
-    np.testing.assert_array_equal(slope(Ball(1, center), center), 2 * center)
-    assert jnp.isfinite(slope(Ball(1), jnp.array([0.0, 1.0]))).all()
-    assert jnp.isfinite(slope(Ball(0), jnp.zeros(2))).all()
-    assert jnp.isfinite(slope(Simplex(1), jnp.array([0.0, 1.0]))).all()
-    assert jnp.isfinite(slope(Simplex(0), jnp.array([0.0, 1.0]))).all()
-    assert jnp.isfinite(slope(Halfspace(0.0, 1.0), jnp.zeros(2))).all()
-    np.testing.assert_array_equal(slope(Box(0, 1), jnp.array([0.5, 2.0])), [1, 0])
+    @jax.jit
+    def slopes(points):
+        return [jax.grad(lambda z, s=s: jnp.sum(s.project(z) ** 2))(z) for s, z in points]
+
+    at_center, clipped, *others = map(np.asarray, slopes(points))
+    np.testing.assert_array_equal(at_center, 2 * center)
+    np.testing.assert_array_equal(clipped, [1, 0])
+    assert np.isfinite(others).all()
 
 
 @per_set
@@ -716,10 +762,11 @@ def test_gradient_of_the_distance(draw):
     """A unit vector outside, zero inside, and between them where the distance is rounding error."""
     s, z = representative(draw)
     z = tree(jnp.asarray(z))
-    p = evaluate(s, z, z)[0]
+    p = project_all(s, z)
     slope = jax.jit(jax.vmap(jax.value_and_grad(lambda z: s.distance(z))))
     for where in (z, p):
-        distance, gradient = map(np.asarray, (slope(where)[0], flatten(slope(where)[1])))
+        distance, gradient = slope(where)
+        distance, gradient = np.asarray(distance), flatten(gradient)
         clear = distance > 1e-3 * (1 + norm(flatten(where)))
         assert (np.abs(norm(gradient) - 1)[clear] <= 16 * eps(float)).all()
         assert (norm(gradient) <= 1 + 16 * eps(float)).all()
@@ -767,6 +814,7 @@ def test_diameter():
     np.testing.assert_allclose(Simplex(5).diameter(jnp.ones(2)), 5 * np.sqrt(2))
 
 
+@eqx.filter_jit
 def samples(s, z, radius, number=2000):
     keys = jax.random.split(jax.random.key(0), number)
     return jax.vmap(lambda key: s.sample(key, z, radius))(keys)
