@@ -42,9 +42,9 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-def test_check_estimator():
-    """One penalty is the same code for both estimators."""
-    outcomes = check_estimator(BilevelRidge("scalar"), on_skip=None, on_fail=None)
+@pytest.mark.parametrize("kind", [BilevelLogisticRegression, BilevelRidge])
+def test_check_estimator(kind):
+    outcomes = check_estimator(kind("scalar"), on_skip=None, on_fail=None)
     assert len(outcomes) > 40
     failed = [(o["check_name"], o["exception"]) for o in outcomes if o["status"] == "failed"]
     assert not failed and not any(o["status"] == "xfail" for o in outcomes)
