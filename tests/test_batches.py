@@ -1,6 +1,5 @@
 """Mini-batches: the streams, the steps on them, the passes over all, and data on disk."""
 
-import functools
 import threading
 
 import equinox as eqx
@@ -28,7 +27,6 @@ def g(x, y, batch):
     return f(x, y, batch) + 0.5 * jnp.sum(jnp.exp(x) * y**2)
 
 
-@functools.cache
 def ordinary():
     """The problem with all its data, as one without batches has them."""
     return pdbo.Problem(
@@ -154,12 +152,9 @@ def test_batch_gradients_average_to_the_full_gradient():
             np.testing.assert_allclose(a / stream.length, b, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("chunk", [1, 40, 1000])
+@pytest.mark.parametrize("chunk", [1, 10, 40, 103, 1000])
 def test_full_passes_equal_the_problem_without_batches(chunk):
-    """Values, gradients and products, whether the chunks divide the data or not.
-
-    40 is all of the outer data, and does not divide the inner.
-    """
+    """Values, gradients and products, whether the chunks divide the data or not."""
     problem, whole = batched(chunk=chunk), ordinary()
     x, y, v = (jnp.asarray(RNG.normal(size=D)) for _ in range(3))
     for level in ("outer", "inner"):
@@ -218,9 +213,9 @@ def test_history_and_certificate_are_about_all_examples():
 
 def test_small_steps_lead_near_the_solution():
     """With the regulariser alone in x, f can only fall; batches lead to where exact steps do."""
-    solver = pdbo.PDBO(0.01, 0.01, 0.02, 3)  # the programs of the two tests above
+    solver = pdbo.VPBGD(5.0, 0.02, 0.02)
     exact = pdbo.solve(ordinary(), X0, Y0, solver, steps=4000, every=1000, tol=0)
-    noisy = pdbo.solve(batched(), X0, Y0, solver, steps=4000, every=1000, tol=0)
+    noisy = pdbo.solve(batched((20, 50)), X0, Y0, solver, steps=4000, every=1000, tol=0)
     start = exact.history["f"][0]
     assert exact.f < start - 0.01
     assert abs(noisy.f - exact.f) < 0.05 * (start - exact.f) + 0.01
@@ -260,29 +255,26 @@ def test_data_on_disk_give_the_same_run(on_disk):
         most.append(len(indices))
         return {k: v[indices] for k, v in in_memory.items()}
 
-    memory, disk, own = (
-        batched((7, 11), OUTER, inner, chunk=60, passes=1)
+    found = [
+        pdbo.solve(
+            batched((7, 11), OUTER, inner, chunk=25, passes=3),
+            X0, Y0, SOLVERS["PDBO"], steps=40, every=20, tol=0,
+        )
         for inner in (in_memory, on_disk, Source(N, take))
-    )
-    one, other = (
-        pdbo.solve(problem, X0, Y0, SOLVERS["PDBO"], steps=20, every=20, tol=0)
-        for problem in (memory, own)
-    )
-    same = jax.tree.map(np.array_equal, one.state.solver_state, other.state.solver_state)
-    assert jax.tree.all(same)
-    assert np.allclose(one.certificate.eps, other.certificate.eps, rtol=1e-9)
-    walked = [jax.jit(lambda y, p=p: walk_from(p, y))(jnp.asarray(Y0)) for p in (memory, disk)]
-    assert np.array_equal(*walked) and not np.array_equal(walked[0], Y0)
-    value = [problem.inner(one.x, one.y) for problem in (memory, disk)]
-    assert np.array_equal(*value)
-    assert max(most) <= 60  # never more at a time than a chunk
+    ]  # fmt: skip
+    for other in found[1:]:
+        assert jax.tree.all(
+            jax.tree.map(np.array_equal, found[0].state.solver_state, other.state.solver_state)
+        )
+        assert np.allclose(found[0].certificate.eps, other.certificate.eps, rtol=1e-9)
+    assert max(most) <= 25  # never more at a time than a chunk
     assert any(name.startswith("pdbo-source") for name in threads)  # fetched ahead
 
 
 def test_data_on_disk_in_single_precision(on_disk, x32):
     """The certificate is in double precision all the same; under jit and vmap it runs too."""
     outer = {k: v.astype(np.float32) for k, v in OUTER.items()}
-    problem = batched((7, 11), outer, on_disk, chunk=60, passes=1)
+    problem = batched((7, 11), outer, on_disk, chunk=25, passes=3)
     found = pdbo.solve(problem, X0, Y0, SOLVERS["PDBO"], steps=20, every=20, tol=0)
     assert found.y.dtype == np.float32 and found.certificate.eps.dtype == np.float64
     starts = jnp.stack([Y0, 2 * Y0]).astype(jnp.float32)

@@ -516,7 +516,7 @@ def test_outside_the_main_thread(whole, tmp_path):
 # Kills: a small sample of what benchmarks/reliability.py does 200 times
 
 
-@pytest.mark.parametrize("call", [3, 8])
+@pytest.mark.parametrize("call", [3, 8, 13])
 def test_a_kill_inside_a_save_loses_nothing(call, tmp_path):
     """The process ends at the n-th flush, wherever in a save that is."""
     code = f"""
