@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree, UInt32
 from . import _trees as trees
 from ._checks import traced, whole_number
 from ._data import DataView
-from ._errors import ProblemError
+from ._errors import ProblemError, brief
 
 if TYPE_CHECKING:
     from ._problem import Problem
@@ -55,7 +55,7 @@ class Source:
         try:
             self.example = self._read(np.zeros(1, np.int64))
         except Exception as error:
-            raise ProblemError(f"take cannot fetch example 0: {_brief(error)}") from error
+            raise ProblemError(f"take cannot fetch example 0: {brief(error)}.") from error
         _count("what take returns", self.example, "examples")
 
     def __repr__(self) -> str:
@@ -326,7 +326,7 @@ def reading(problem: "Problem") -> Iterator[None]:
         failed = next((s.error for s in sources if s.error is not None), None)
         if failed is None:
             raise
-        raise ProblemError(f"examples could not be fetched: {_brief(failed)}") from error
+        raise ProblemError(f"examples could not be fetched: {brief(failed)}.") from error
 
 
 def shuffled(
@@ -418,8 +418,3 @@ def _count(name: str, examples: PyTree, what: str) -> int:
     if length == 0:
         raise ProblemError(f"{name} holds no {what}: its arrays are empty.")
     return length
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}".rstrip(" .:") + "."

@@ -53,8 +53,10 @@ class HostRun:
         self.problem, self.options, self.writer, self.until = problem, options, writer, until
         self.tol = self.working_tol = float(np.asarray(options.tol))
         self.history = History()
-        watched = REFRESH if options.progress or writer is not None else None
-        self.pace = Pace(watched if writer is None else min(REFRESH, writer.seconds))
+        if writer is not None:
+            self.pace = Pace(min(REFRESH, writer.seconds))
+        else:
+            self.pace = Pace(REFRESH if options.progress else None)
 
     def solve(self, run: State, first: bool) -> Solution:
         """The run from a state on; `first` is whether that state is recorded too."""
