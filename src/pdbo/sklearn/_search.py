@@ -111,6 +111,11 @@ def bucket(count: int, least: int) -> int:
     return -(-count // unit) * unit
 
 
+def number(value: float, dtype: Any) -> Any:
+    """A number for a compiled program: NumPy's, which is faster to make than JAX's."""
+    return np.asarray(value, dtype)
+
+
 def moments(X: Matrix, weight: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean (zero unless `centred`) and variance about it, in double precision."""
     share = weight.astype(np.float64) / weight.sum(dtype=np.float64)
@@ -130,6 +135,7 @@ class Search:
 
     def __init__(self, loss: Loss, table: Table, plan: Plan):
         self.loss, self.table, self.plan = loss, table, plan
+        self.fresh: Descent | None = None
         X = table.X
         if scipy.sparse.issparse(X) and X.shape[0] * X.shape[1] < SMALL:
             X = X.toarray()
@@ -253,17 +259,19 @@ class Search:
         work = EFFORTS[effort][self.size] if isinstance(effort, str) else effort
         newton, linear, tol, accuracy = work
         tol = max(tol, float(np.finfo(self.dtype).eps) ** 0.6)
-        counts = (jnp.asarray(k, jnp.int32) for k in (newton, linear))
-        numbers = (jnp.asarray(v, self.dtype) for v in (tol, accuracy))
+        counts = (number(k, np.int32) for k in (newton, linear))
+        numbers = (number(v, self.dtype) for v in (tol, accuracy))
         solver = PenaltyDescent(
             self.loss,
             self.validation,
-            {k: jnp.asarray(v, self.dtype) for k, v in rate.items()},
+            {k: number(v, self.dtype) for k, v in rate.items()},
             Effort(*counts, *numbers),
             self.size == 0,
         )
-        state, zero = solver.init(problem, x, w, None), jnp.zeros((), jnp.int32)
-        run = State(solver, state, zero, jnp.ones((), self.dtype))
+        if self.fresh is None:  # its zeros are made once for all steps
+            self.fresh = solver.init(problem, x, w, None)
+        state = self.fresh._replace(x=x, w=w)
+        run = State(solver, state, number(0, np.int32), number(1, self.dtype))
         one_at_a_time = Pace(0.0)
         taken = chunks(problem, run, Recorder(), most, 1, False, one_at_a_time)
         while True:
