@@ -1,5 +1,6 @@
 """Double precision unless a test asks for float32 by dtype, and no implicit promotion."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import cheap  # before JAX reads the environment
 import jax
 import pytest
 
+gc.set_threshold(100_000, 20, 100)  # tracing makes many objects, of which few are garbage
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
