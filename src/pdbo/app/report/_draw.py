@@ -63,7 +63,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
         )  # fmt: skip
         _plainly(legend.get_texts())
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # all formats share one layout
+        canvas.set_layout_engine(None)  # all formats share one layout; "none" would draw twice
         found = {}
         for format in FORMATS:
             out = io.BytesIO()
