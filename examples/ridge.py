@@ -35,7 +35,6 @@ problem = pdbo.Problem(
     x_set=pdbo.Box(-4.0, 4.0),  # x are the logarithms of the penalties
 )
 x0, y0 = jnp.zeros(FEATURES), jnp.zeros(FEATURES)
-solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=0.08, inner_steps=20, linear_steps=20)
 
 
 def one_for_all():
@@ -46,7 +45,7 @@ def one_for_all():
 
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0, solver, steps=20_000, every=1000)
+    sol = pdbo.solve(problem, x0, y0)
     for name, w in {"one for all": one_for_all(), "one per feature": sol.y}.items():
         valid, test = error(w, data["valid"]), error(w, data["test"])
         print(f"{name:16}validation {valid:.2f}  test {test:.2f}")

@@ -182,7 +182,7 @@ def test_a_start_on_the_simplex_is_on_it_in_double_too(x32, recwarn):
         lambda x, y: x**2 + y[0], lambda x, y: jnp.sum((y - x) ** 2), y_set=pdbo.Simplex()
     )
     start = jnp.array([0.3, 0.3, 0.4], jnp.float32)
-    assert pdbo.solve(problem, 0.5, start, steps=100, throw=False).steps == 100
+    assert pdbo.solve(problem, 0.5, start, steps=100).ok
     assert not [w for w in recwarn if issubclass(w.category, pdbo.StartProjected)]
     with pytest.warns(pdbo.StartProjected):
         pdbo.solve(problem, 0.5, 2 * start, steps=100, throw=False)

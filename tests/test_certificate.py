@@ -148,7 +148,7 @@ def test_ranks_the_optimum_first_where_the_inner_minimum_is_unique():
         c = pdbo.certify(problem, x, inner(x))
         assert c.stationarity == pytest.approx(true, rel=2e-3, abs=2e-5)
         assert c.eps < last
-        assert 0 < c.slack <= 1e-6 and c.inner_gap <= 1e-14
+        assert c.exact and c.slack == 0 and c.inner_gap <= 1e-14
         last = c.eps
     assert last <= 1e-4
 

@@ -36,6 +36,7 @@ STEPS = 40_000
 HOME = {
     pdbo.AIDConjugateGradient: lambda: pdbo.AIDConjugateGradient(inner_steps=10, linear_steps=3),
     pdbo.AIDFixedPoint: lambda: pdbo.AIDFixedPoint(inner_steps=10, linear_steps=20),
+    pdbo.AutoPDBO: lambda: pdbo.AutoPDBO(exact=False),  # the exact path: test_exact
     pdbo.BOME: lambda: pdbo.BOME(primal_step=5e-4),
     pdbo.BVFIM: lambda: pdbo.BVFIM(outer_step=2e-3, smoothing=0.01, slack=0.01, barrier=20.0),
     pdbo.BigSAM: lambda: pdbo.BigSAM(inner_steps=20, averaging=0.01),
@@ -347,7 +348,7 @@ def test_ok_is_what_the_certificate_says(kind, x32):
         slack = 0.0 if point.slack is None else float(point.slack)
         problem = cases.home()
         with jax.enable_x64(True):
-            doubled = trees.astype((problem, point.x, point.y), jnp.float64)
+            doubled = (problem.astype(jnp.float64), *trees.astype((point.x, point.y), jnp.float64))
             multiplier = None if point.multiplier is None else float(point.multiplier)
             again = pdbo.certify(*doubled, multiplier, max_slack=max(1e-6, slack))
         assert solution.certificate.eps == pytest.approx(again.eps, rel=1e-6)

@@ -48,6 +48,11 @@ class Certificate(eqx.Module):
             feasible: its distance to its sets, and the root of $[h]_+$, since h grows like the
             square of the distance from the inner solutions. If the gradient of f, or the range
             of g, is below one around the point, its entries count relative to it.
+        exact: whether the certificate is the exact one: then eps is the largest step left to a
+            solution, relative to x and y, and not subject to a slack.
+        curvature: the least curvature of f along the inner minima, relative to the largest; below
+            zero the point is a saddle or a maximum. NaN if it was not measured.
+        radius: how far from y lower values of g were looked for, if Y is unbounded.
     """
 
     stationarity: _Number
@@ -59,6 +64,9 @@ class Certificate(eqx.Module):
     multiplier: _Number
     slack: _Number
     eps: _Number
+    exact: _Number | bool = False
+    curvature: _Number | float = float("nan")
+    radius: _Number | float = float("nan")
 
     def __str__(self) -> str:
         rows = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -168,6 +176,9 @@ def _certificate_at(facts: _Facts, case: _Case) -> Certificate:
         multiplier=m,
         slack=granted,
         eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / facts.scale_f, apart),
+        exact=jnp.zeros((), bool),
+        curvature=jnp.full_like(gap, jnp.nan),
+        radius=jnp.full_like(gap, jnp.nan),
     )
 
 

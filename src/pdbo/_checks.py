@@ -1,7 +1,7 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, SupportsFloat, TypeGuard
 
 import equinox as eqx
 import jax
@@ -128,20 +128,25 @@ def check_point(
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
     x, y = everywhere(problem.mesh, (x, y))
     x, y, apart, found = _enter(problem, x, y, project, coarse)
+    report_point(apart if project else (0, 0), found)
+    return x, y
+
+
+def report_point(apart: Sequence[SupportsFloat], found: Sequence[SupportsFloat]) -> None:
+    """Warn of a start outside its sets; raise a ProblemError if f or g is not finite there."""
     for name, distance in zip("xy", apart, strict=True):
-        if project and distance > 0:
+        if float(distance) > 0:
             warn(
                 f"{name}0 lies outside {name}_set (distance {float(distance):.3g}); "
                 "its projection is used instead.",
                 StartProjected,
             )
     for name, value in zip("fg", found, strict=True):
-        if not np.isfinite(value):
+        if not np.isfinite(float(value)):
             raise ProblemError(
                 f"{name} is {float(value)} at the point (x0, y0); choose one where both functions "
                 "are finite."
             )
-    return x, y
 
 
 @eqx.filter_jit

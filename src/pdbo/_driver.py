@@ -6,12 +6,13 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from . import _trees as trees
-from ._checks import check_functions, check_point, kind, traced
+from ._checks import check_functions, check_point, kind, point_arrays, report_point, traced
 from ._errors import RESULTS, ProblemError
 from ._mesh import agree, everywhere, is_leader
 from ._precision import Start
@@ -20,6 +21,7 @@ from ._progress import Pace
 from ._solution import State, launch
 from ._solver import Solver
 from ._verdict import RUNNING, runaway
+from .exact.oracle import Oracle
 from .solvers._streamed import streamed
 from .solvers.auto import AutoPDBO
 
@@ -212,8 +214,36 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
     x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
     problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key
+    if solver.on_host:
+        return launch_on_host(problem, x, y, solver)
     call = launch if traced(problem, x, y, solver, key) else _launch_jit
     return call(problem, x, y, solver, key)
+
+
+def enter_on_host(start: Start) -> tuple[PyTree, PyTree]:
+    """The start as NumPy arrays inside their sets; checked without a program of its own."""
+    problem = start.problem
+    x, y = point_arrays(start.x, start.y)
+    problem.x_set.check(x, "x_set")
+    problem.y_set.check(y, "y_set")
+    if start.coarse is None:
+        check_functions(problem, x, y)
+    oracle = Oracle(problem, x, y)
+    flat = oracle.flat(x, y)
+    inside = (oracle.project_x(flat[0]), oracle.project_y(flat[1]))
+    ulps = 8 * float(np.finfo(start.coarse or np.float64).eps)
+    apart = [float(np.linalg.norm(a - b)) for a, b in zip(flat, inside, strict=True)]
+    far = [d if d > ulps * np.linalg.norm(a) else 0.0 for d, a in zip(apart, flat, strict=True)]
+    values = oracle.values(*inside)
+    report_point(far, (values.f, values.g))
+    return jax.tree.map(np.asarray, oracle.trees(*inside))
+
+
+def launch_on_host(problem: Problem, x: PyTree, y: PyTree, solver: Solver) -> State:
+    """The state before the first step of a solver that runs on the host, as NumPy arrays."""
+    size = max((float(np.max(np.abs(v), initial=0.0)) for v in jax.tree.leaves((x, y))), default=0)
+    state = solver.init(problem, x, y, None)  # type: ignore
+    return State(solver, state, np.int32(0), np.float64(1 + size))  # type: ignore
 
 
 def _carry_on(problem: Problem, state: State, solver: Solver | None) -> State:

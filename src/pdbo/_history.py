@@ -115,6 +115,12 @@ class History:
         self.parts.append(kept | self._exact_calls(run, kept))
         return self.parts[-1]
 
+    def put(self, row: dict[str, np.ndarray]) -> None:
+        """Append a row, in place of the last one if that is of the same step."""
+        if self.parts and len(self.parts[-1]["step"]) and self.parts[-1]["step"][-1] == row["step"]:
+            self.parts[-1] = {k: column[:-1] for k, column in self.parts[-1].items()}
+        self.parts.append(row)
+
     @property
     def rows(self) -> dict[str, np.ndarray]:
         """All of them, column by column."""

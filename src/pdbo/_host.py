@@ -87,6 +87,11 @@ class HostRun:
                 self.working_tol /= 2  # met in working precision only: ask for more
                 self._keep(run)
 
+    def concluded(self, run: State, code: int, history: History) -> Solution:
+        """The solution at a state that was reached elsewhere."""
+        self.history = history
+        return self._conclude(run, code, None)
+
     def _progress(self, run: State) -> Progress:
         shown = self.options.progress and is_leader(self.problem.mesh)
         return Progress(int(run.step), self.until, self.tol, enabled=shown)

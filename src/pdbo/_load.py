@@ -18,6 +18,7 @@ from .checkpoint.description import check_description, decode
 from .checkpoint.folder import latest
 from .checkpoint.format import Saved, as_path, read
 from .checkpoint.packing import template, unpack
+from .solvers._implicit import part_of
 from .solvers._streamed import streamed
 
 
@@ -41,8 +42,9 @@ def load(
             other than dicts, lists and tuples.
     """
     check_problem(problem)
-    solver = streamed(problem, chosen(solver))
+    solver = chosen(solver)
     saved = _saved(path)
+    solver = streamed(problem, part_of(solver, saved.header))
     if not _in_double(saved, solver):
         return _loaded(saved, problem, solver, x0, y0)
     with jax.enable_x64(True):

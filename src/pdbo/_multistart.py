@@ -11,18 +11,22 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._certificate import Certificate
 from ._certify import certify
 from ._checks import check_point, whole_number
 from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
+from ._options import STEPS as MOST_STEPS
 from ._options import Options
+from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
 from ._solution import Solution
 from ._solve import solve
 from ._solver import Solver
 from ._verdict import SOUND, final
+from .exact.points import kronecker
 
 STEPS = 1_000
 EVEN = 32  # the most dimensions in which starts follow a low-discrepancy sequence
@@ -79,22 +83,24 @@ def multistart(
     with session(Start(problem, x0, y0), solver) as start:
         if start.coarse is not None:
             x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
-        batch = _solutions(start.problem, x0s, y0s, solver, starts, radius, options)
+        x0s, y0s, keys = _starts(start.problem, x0s, y0s, starts, radius, options.key)
+        batch = _exact_batch(start, x0s, y0s, solver, options)
+        if batch is None:
+            batch = _batch(start.problem, x0s, y0s, solver, keys, tol, steps, every)
         best = _best(start.problem, batch, float(tol))
     return returned(best)
 
 
-def _solutions(
+def _starts(
     problem: Problem,
     x0s: PyTree,
     y0s: PyTree,
-    solver: Solver,
     starts: int | None,
     radius: ArrayLike | None,
-    options: Options,
-) -> Solution:
-    """What every start led to, with a leading axis."""
-    key = jax.random.key(0) if options.key is None else options.key
+    key: Array | None,
+) -> tuple[PyTree, PyTree, Array]:
+    """The starts with a leading axis, and a key for each."""
+    key = jax.random.key(0) if key is None else key
     if starts is not None:
         whole_number("starts", starts)
         x0, y0 = check_point(problem, x0s, y0s)
@@ -108,8 +114,50 @@ def _solutions(
         )
     check_point(problem, *jax.tree.map(lambda leaf: leaf[0], (x0s, y0s)), project=False)
     (count,) = next(iter(counts))
-    keys = jax.random.split(key, count)
-    return _batch(problem, x0s, y0s, solver, keys, options.tol, options.steps, options.every)
+    return x0s, y0s, jax.random.split(key, count)
+
+
+def _exact_batch(
+    start: Start, x0s: PyTree, y0s: PyTree, solver: Solver, options: Options
+) -> Solution | None:
+    """What the exact path makes of every start, if the best of it leaves nothing open."""
+    x0s, y0s = jax.tree.map(np.asarray, (x0s, y0s))
+    count = len(jax.tree.leaves(x0s)[0])
+    ends: list[Solution] = []
+    lowest, best = np.inf, None
+    for index in range(count):
+        x0, y0 = jax.tree.map(lambda leaf, i=index: leaf[i], (x0s, y0s))
+        one = start._replace(x=x0, y=y0)
+        if not applies(one, solver):
+            return None
+        path = Portfolio(one, None, options)
+        found = path.walk(begin_exact(one, solver), options.steps or MOST_STEPS, False)
+        if found.certificate is None:
+            found = found._replace(certificate=NOT_MEASURED)
+        ends.append(path.solution(found))
+        if ends[-1].ok and found.f < lowest:
+            lowest, best = found.f, (path, found)
+    alone = best is not None and best[0].alone(best[0].judged(best[1].run))
+    return stacked(ends) if alone or solver.on_host else None
+
+
+NOT_MEASURED = Certificate(*[np.float64(np.nan)] * 9)  # type: ignore
+
+
+def stacked(solutions: list[Solution]) -> Solution:
+    """Solutions as one, with a leading axis; unused rows of their histories hold step -1."""
+    rows = max(len(solution.history["step"]) for solution in solutions)
+
+    def padded(column: np.ndarray) -> np.ndarray:
+        fill = np.nan if np.issubdtype(column.dtype, np.floating) else -1
+        more = [(0, rows - len(column))] + [(0, 0)] * (column.ndim - 1)
+        return np.pad(column, more, constant_values=fill)
+
+    filled = [
+        dataclasses.replace(s, history={k: padded(v) for k, v in s.history.items()}, note="")
+        for s in solutions
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
 
 
 @eqx.filter_jit
@@ -136,7 +184,9 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
     certified = code == RESULTS.success
     rank = np.where(certified, 0, np.where(sound & (gap <= tol), 1, np.where(sound, 2, 3)))
     index = int(np.lexsort((np.where(np.isfinite(f), f, np.inf), rank))[0])
-    best: Solution = jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, batch)
+    best: Solution = jax.tree.map(
+        lambda leaf: leaf[index] if hasattr(leaf, "dtype") else leaf, batch
+    )
     certificate = certify(problem, best.x, best.y, best.multiplier)
     rows = np.asarray(best.history["step"]) >= 0
     best = dataclasses.replace(
@@ -158,7 +208,7 @@ def _spread(
     # beyond a few dozen dimensions no sequence is more even than random points
     even = flat.size <= EVEN
     u = jax.random.uniform(key, (flat.size,) if even else (starts, flat.size))
-    u = jnp.asarray(kronecker(starts, u) if even else u, flat.dtype)
+    u = jnp.asarray(kronecker(starts, np.asarray(u)) if even else u, flat.dtype)
 
     def at(u: Array) -> tuple[PyTree, PyTree]:
         pairs = zip((problem.x_set, problem.y_set), split(u), (x0, y0), strict=True)
@@ -169,18 +219,6 @@ def _spread(
 
     drawn = jax.vmap(at)(u)
     return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))
-
-
-def kronecker(count: int, shift: Array | np.ndarray) -> np.ndarray:
-    """Points of the unit cube: multiples of powers of the generalised golden ratio, mod 1.
-
-    Reference: Roberts, The Unreasonable Effectiveness of Quasirandom Sequences (2018).
-    """
-    golden = 2.0
-    for _ in range(60):
-        golden = (1 + golden) ** (1 / (len(shift) + 1))
-    powers = golden ** -np.arange(1.0, len(shift) + 1)
-    return (np.asarray(shift) + np.outer(np.arange(count), powers)) % 1
 
 
 def _reach(z: PyTree) -> Array:

@@ -24,6 +24,7 @@ from ._errors import PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
 from ._solution import Solution, State
 from ._solver import Point, Solver
+from ._stages import decided, exact_certificate, facts_of
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -85,7 +86,9 @@ def _lifted(start: Start, solver: Solver) -> Start | None:
         return None
     with jax.enable_x64(True):
         double = to_float64(problem)
-        x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (start.x, start.y))
+        x, y = jax.tree.map(
+            lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), (start.x, start.y)
+        )
         reason = _refusal(double, x, y)
     if reason is None:
         return Start(double, x, y, coarse=np.float32)
@@ -143,14 +146,18 @@ def certified_in_double(
     own, eps = has_double(), _eps((x, y))
     with jax.enable_x64(True):
         double = problem.astype(jnp.float64) if own else to_float64(problem)
-        at = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (x, y, multiplier))
+        at = jax.tree.map(_double, (x, y, multiplier))
         fine_x, fine_y, fine = at
         try:
             if not own or eps > float(np.finfo(np.float64).eps):  # else it has been checked
                 check_functions(double, fine_x, fine_y)
-            return _numpy(
-                measure_jit(double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps)
+            facts = None if slack is not None else facts_of(double, fine_x, fine_y)
+            if facts is not None and decided(facts):
+                return exact_certificate(facts, fine_y)
+            relaxed = measure_jit(
+                double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps
             )
+            return _numpy(relaxed)
         except (ProblemError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, ProblemError) else f"{brief(error)}."
     warn(f"the certificate is in single precision: {reason}", PrecisionWarning)
@@ -158,6 +165,12 @@ def certified_in_double(
     if multiplier is not None:
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
     return _numpy(measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=None))
+
+
+def _double(leaf: ArrayLike) -> Array:
+    """A leaf in double precision; what is split over devices stays where it is."""
+    spread = isinstance(leaf, Array) and len(leaf.sharding.device_set) > 1
+    return jnp.asarray(leaf if spread else np.asarray(leaf), jnp.float64)
 
 
 def _eps(tree: PyTree) -> float:
@@ -172,16 +185,21 @@ def _numpy(tree: PyTree) -> PyTree:
 
 
 def returned(solution: S) -> S:
-    """A solution whose doubles are NumPy arrays if the session has no 64-bit types.
+    """A solution whose arrays are JAX's, or NumPy's doubles if the session has no 64-bit types.
 
     Its state is left as it is: it is for `solve` to carry on from.
     """
-    if has_double():
-        return solution
+    double = has_double()
 
     def plain(leaf: object) -> object:
+        if double:
+            return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
         return np.asarray(leaf) if isinstance(leaf, Array) and leaf.dtype == np.float64 else leaf
 
-    names = [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "note")]
+    names = (
+        ("x", "y", "multiplier", "f", "g")
+        if double
+        else [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "note")]
+    )
     changed = {n: jax.tree.map(plain, getattr(solution, n)) for n in names}
     return dataclasses.replace(solution, **changed)

@@ -23,6 +23,34 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 
+class _Originals:
+    """The doubles that data were given in, by what they were rounded to in this session.
+
+    All are equal, so that they make no difference to compiled programs.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Array, np.ndarray]] = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Originals)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def rounded(self, leaf: np.ndarray | np.generic | float) -> Array:
+        """A leaf as JAX has it; what it was is kept if it is a double and was rounded."""
+        array = jnp.asarray(leaf)
+        if np.asarray(leaf).dtype == np.float64 and array.dtype != np.float64:
+            self.pairs.append((array, np.asarray(leaf).copy()))
+        return array
+
+    def restored(self, data: PyTree) -> PyTree:
+        """The data with its doubles as they were given."""
+        known = {id(array): original for array, original in self.pairs}
+        return jax.tree.map(lambda leaf: known.get(id(leaf), leaf), data)
+
+
 class Problem(eqx.Module):
     r"""$\min_{x \in X,\ y \in S(x)} f(x, y)$ with $S(x) = \arg\min_{y \in Y} g(x, y)$.
 
@@ -44,6 +72,7 @@ class Problem(eqx.Module):
     x_set: Set
     y_set: Set
     mesh: Mesh | None
+    _originals: _Originals = eqx.field(static=True)
 
     def __init__(
         self,
@@ -55,8 +84,10 @@ class Problem(eqx.Module):
     ):
         self.f = _callable("f", f, data is not None)
         self.g = _callable("g", g, data is not None)
+        self._originals = originals = _Originals()
         self.data = jax.tree.map(
-            lambda a: jnp.asarray(a) if isinstance(a, np.ndarray | np.generic | float) else a, data
+            lambda a: originals.rounded(a) if isinstance(a, np.ndarray | np.generic | float) else a,
+            data,
         )
         self.x_set = _set("x_set", x_set)
         self.y_set = _set("y_set", y_set)
@@ -81,8 +112,14 @@ class Problem(eqx.Module):
         return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
 
     def astype(self, dtype: "DTypeLike") -> "Problem":
-        """The same problem with every floating array it carries in another precision."""
-        return trees.astype(self, dtype)
+        """The same problem with every floating array it carries in another precision.
+
+        In double precision, data that were given in double are what they were.
+        """
+        if np.dtype(dtype) != np.float64 or not self._originals.pairs:
+            return trees.astype(self, dtype)
+        data = self._originals.restored(self.data)
+        return trees.astype(eqx.tree_at(lambda p: p.data, self, data), dtype)
 
 
 def _callable(name: str, function: object, with_data: bool) -> Callable:

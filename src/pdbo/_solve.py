@@ -17,6 +17,7 @@ from ._errors import RESULTS, ProblemError, SolveError
 from ._history import Certified, columns
 from ._host import HostRun, solution_at
 from ._options import Options
+from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
 from ._solution import Solution, State
@@ -102,30 +103,41 @@ def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
 def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     named = chosen(solver) if given.state is None else given.state.solver
     with session(given, named) as start, reading(start.problem):
-        run = begin(start, solver, options.key)
+        exact = applies(start, named)
+        run = begin_exact(start, named) if exact else begin(start, solver, options.key)
         names = columns(run, options.observe)
-        budget = options.budget(run.solver.budget, run.step)
         if traced(start.problem, run, options.tol):
             if options.checkpoint is not None:
                 raise ProblemError("checkpoint needs values: it cannot be used under jit or vmap.")
-            return _solve_traced(start, run, options, budget)
+            return _solve_traced(start, run, options, options.budget(run.solver.budget, run.step))
         with contextlib.ExitStack() as stack:
-            writer = None
-            if options.checkpoint is not None:
-                writer = CheckpointWriter(
-                    options.checkpoint,
-                    float(options.checkpoint_every),
-                    start.problem,
-                    _start_digest(start, options),
-                    names,
-                )
+            writer = _writer(start, options, names)
+            if writer is not None:
                 stack.enter_context(writer)
-            host = HostRun(start.problem, options, writer, int(run.step) + budget)
-            solution = host.solve(run, first=start.state is None)
+            if exact:
+                part = run.solver.name != type(run.solver).__name__
+                search = chosen(None if named.on_host else named) if part else None
+                solution = Portfolio(start, search, options, writer).solve(run)
+            else:
+                until = int(run.step) + options.budget(run.solver.budget, run.step)
+                host = HostRun(start.problem, options, writer, until)
+                solution = host.solve(run, first=start.state is None)
     solution = returned(solution)
     if options.throw and solution.result not in SOUND:
         raise SolveError(solution.message, solution)
     return solution
+
+
+def _writer(start: Start, options: Options, names: set[str]) -> CheckpointWriter | None:
+    if options.checkpoint is None:
+        return None
+    return CheckpointWriter(
+        options.checkpoint,
+        float(options.checkpoint_every),
+        start.problem,
+        _start_digest(start, options),
+        names,
+    )
 
 
 def _start_digest(start: Start, options: Options) -> str | None:

@@ -48,6 +48,7 @@ class Solver(eqx.Module):
         needs_products: whether it uses Hessian- or Jacobian-vector products.
         prefers_double: whether it runs in double precision on small problems, also in a session
             without 64-bit types.
+        on_host: whether its steps are NumPy's around compiled programs, rather than one program.
     """
 
     label: ClassVar[str] = ""
@@ -56,6 +57,7 @@ class Solver(eqx.Module):
     batch_refusal: ClassVar[str] = ""
     needs_products: ClassVar[bool] = False
     prefers_double: ClassVar[bool] = False
+    on_host: ClassVar[bool] = False
 
     def __check_init__(self):
         for field in dataclasses.fields(self):
@@ -66,6 +68,11 @@ class Solver(eqx.Module):
     def name(self) -> str:
         """What messages call it."""
         return type(self).__name__
+
+    @property
+    def exact_first(self) -> bool:
+        """Whether `solve` runs `Implicit` before and after it, on problems that is made for."""
+        return False
 
     @property
     def budget(self) -> int | None:
@@ -91,3 +98,11 @@ class Solver(eqx.Module):
     @abc.abstractmethod
     def calls(self, state: PyTree) -> Calls:
         """The oracle calls made since `init`, those of `init` included."""
+
+    def blank(self, problem: Problem, x: PyTree, y: PyTree) -> PyTree:
+        """A state with the shapes of a run from (x, y); for solvers on the host."""
+        raise NotImplementedError
+
+    def with_calls(self, state: PyTree, calls: Calls) -> PyTree:
+        """A state to which the calls made before it are added; for `exact_first` solvers."""
+        raise NotImplementedError

@@ -100,6 +100,12 @@ class Folder:
             check_values(saved, problem, began, rows["f"][0], rows["g"][0], rows)
         return solution, saved.header.get("notes") or {}
 
+    def saved_solver(self) -> str:
+        """The class of the solver that the last good checkpoint belongs to; empty if none is."""
+        saved = self._last_good()
+        solver = None if saved is None else saved.header.get("solver")
+        return str(solver.get("solver", "")) if isinstance(solver, dict) else ""
+
     def _last_good(self) -> Saved | None:
         """The last good checkpoint; later, damaged ones are renamed."""
         saved, failures = latest(self.path)

@@ -102,6 +102,8 @@ def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> S
 
 def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
     """The shapes of the state of a run whose key is of the kind in the file."""
+    if solver.on_host:
+        return State(solver, solver.blank(problem, x, y), np.int32(0), np.float64(0.0))  # type: ignore
     tried = []
     for key in keys(saved):
         tried.append(eqx.filter_eval_shape(launch, problem, x, y, solver, key))

@@ -52,6 +52,10 @@ class CheckpointWriter:
         """The last good checkpoint of this run and the driver's notes in it."""
         return self.folder.resume(run, self.problem, self.start, self.columns)
 
+    def saved_solver(self) -> str:
+        """The class of the solver that the last good checkpoint belongs to; empty if none is."""
+        return self.folder.saved_solver()
+
     def due(self) -> bool:
         """Whether to write a checkpoint now; all processes get the same answer."""
         late = self.folder.is_leader and time.monotonic() - self.written >= self.seconds

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,9 +31,19 @@ from .units import PROBES, measure
 
 
 class AutoPDBO(Solver):
-    r"""Primal-dual bilevel optimisation without a step size, a smoothing or a slack to choose.
+    r"""The default: nothing to choose, an exact path, and a search for what that cannot solve.
 
-    It works on $\min f(z)$ over $z = (x, y)$ subject to $h(z) \le \delta$ as PDBO does, with these
+    `solve`, `compare` and `multistart` run it as a short portfolio with one certificate as judge:
+
+    - `Implicit` from the start. A certified answer that nothing speaks against is the answer.
+    - Else the search described below, for kinks, jumps, basins and linear inner problems.
+    - `Implicit` again from where the search ended.
+
+    Only what a run reaches is compiled. Under jit and vmap, on a mesh and with `exact=False` it is
+    the search alone: primal-dual bilevel optimisation without a step size, a smoothing or a slack
+    to choose.
+
+    The search works on $\min f(z)$ over $z = (x, y)$ subject to $h(z) \le \delta$ as PDBO does, with these
     ideas in place of the numbers PDBO asks for:
 
     1. **Cuts instead of one inner estimate.** $g^*(x) \le g(x, \hat y_k)$ for any
@@ -67,7 +78,7 @@ class AutoPDBO(Solver):
        the search has settled, or has become slow, spectral steps on $\phi$ take over: near a
        solution, or, if Y is free, anywhere if the active slots agree on the slope of $g^*$.
 
-    A run has four phases: SEARCH (ideas 1 to 5), APPROACH, where y and a slot are taken to their
+    A run of the search has four phases: SEARCH (ideas 1 to 5), APPROACH, where y and a slot are taken to their
     minima and polishing may be refused, POLISH (idea 7), and DONE, where the state no longer
     changes. If polishing fails, the run goes back to SEARCH.
 
@@ -93,6 +104,14 @@ class AutoPDBO(Solver):
     )
     batch_refusal = "it compares values of f and g from step to step"
     prefers_double = True
+
+    exact: bool = eqx.field(static=True, default=True)
+    """Whether `solve` runs `Implicit` before and after the search, on problems it is made for."""
+
+    @property
+    def exact_first(self) -> bool:
+        """Whether `solve` runs `Implicit` before and after it."""
+        return self.exact
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> AutoState:
         """Units, slots and the range of g from a look around the start."""
@@ -129,6 +148,7 @@ class AutoPDBO(Solver):
             polish=PolishState.start(x, dtype),
             f_calls=none + PROBES,
             g_calls=none + SLOTS + 1 + spent,
+            products=none,
         )
 
     def step(self, problem: Problem, state: AutoState) -> AutoState:
@@ -145,7 +165,16 @@ class AutoPDBO(Solver):
 
     def calls(self, state: AutoState) -> Calls:
         """Gradients of f and g."""
-        return Calls(state.f_calls, state.g_calls, jnp.zeros_like(state.f_calls))
+        return Calls(state.f_calls, state.g_calls, state.products)
+
+    def with_calls(self, state: AutoState, calls: Calls) -> AutoState:
+        """A state to which the calls made before it are added."""
+        return dataclasses.replace(
+            state,
+            f_calls=state.f_calls + jnp.asarray(calls.f, jnp.int32),
+            g_calls=state.g_calls + jnp.asarray(calls.g, jnp.int32),
+            products=state.products + jnp.asarray(calls.products, jnp.int32),
+        )
 
 
 def _iterate(problem: Problem, state: AutoState) -> AutoState:

@@ -138,6 +138,7 @@ class AutoState(eqx.Module):
     polish: PolishState
     f_calls: Int[Array, ""]  # gradients of f so far
     g_calls: Int[Array, ""]  # gradients of g so far
+    products: Int[Array, ""]  # those of the exact path that went before
 
     @property
     def floor(self) -> Float[Array, ""]:

@@ -1,0 +1,289 @@
+"""The default as `solve` runs it: the exact path, the search, and the exact path again.
+
+1. `Implicit` from the start. If its answer is certified, and nothing hints at another one, that is
+   the answer.
+2. Else the search of `AutoPDBO`, for what has kinks, jumps, basins or a linear inner problem.
+3. `Implicit` again from where the search ended, to make the answer exact.
+
+One certificate judges all of them. Only what a run reaches is compiled.
+"""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ._certificate import Certificate
+from ._driver import begin, enter_on_host, launch_on_host
+from ._errors import RESULTS, ProblemError
+from ._history import COLUMNS, History
+from ._host import HostRun, solution_at
+from ._options import Options
+from ._precision import Start, has_double
+from ._solution import Solution, State
+from ._solver import Solver
+from ._stages import exact_certificate, facts_of
+from ._verdict import of_saved
+from .checkpoint import CheckpointWriter
+from .exact.certificate import Facts
+from .exact.oracle import MOST_NUMBERS, Oracle, fits
+from .exact.small import CONVERGED, STALLED
+from .exact.valleys import explore
+from .solvers._implicit import Implicit, ImplicitState
+
+SMALL = 50  # entries of x and y together: up to here other valleys of f are looked for
+EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the tolerance
+NEAR = 1e-2  # relative: an exact point this close to the search's is the same solution
+
+
+class Found(NamedTuple):
+    """An exact solution and what is known of it."""
+
+    run: State
+    facts: Facts | None
+    certificate: Certificate | None
+
+    def holds(self, tol: float) -> bool:
+        """Whether it is certified, or as good as an exact solution gets."""
+        return self.facts is not None and self.facts.eps <= max(tol, EXACT)
+
+    @property
+    def f(self) -> float:
+        """The value of f there."""
+        return float(self.run.solver_state.path.f)
+
+
+def applies(start: Start, solver: Solver) -> bool:
+    """Whether a run begins, or is to go on, on the exact path."""
+    if start.state is not None:
+        return start.state.solver.on_host
+    if not (solver.on_host or (solver.exact_first and fits(start.problem, start.x, start.y))):
+        return False
+    return has_double() and all(map(_may_be_double, jax.tree.leaves((start.x, start.y))))
+
+
+def begin_exact(start: Start, solver: Solver) -> State:
+    """The run on its exact path: a new one, or the one to carry on with."""
+    if start.state is not None:
+        return start.state
+    solver = solver if solver.on_host else Implicit(part=True)
+    if not fits(start.problem, start.x, start.y):
+        raise ProblemError(
+            f"{solver.name} is for up to {MOST_NUMBERS:,} numbers in x, y and data, all in memory, "
+            "on one device, outside of jit and vmap."
+        )
+    return launch_on_host(start.problem, *enter_on_host(start), solver)
+
+
+def _may_be_double(leaf: object) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is None or dtype == np.float64 or np.issubdtype(dtype, np.integer)
+
+
+class Portfolio:
+    """A run of the default on the host.
+
+    Arguments:
+        start, options: what is solved, and how.
+        search: the solver for what the exact path does not solve, if there is one.
+        writer: writes its checkpoints, if any are wanted.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        search: Solver | None,
+        options: Options,
+        writer: CheckpointWriter | None = None,
+    ):
+        self.start, self.search, self.options, self.writer = start, search, options, writer
+        self.problem, self.tol = start.problem, float(np.asarray(options.tol))
+        self.history = History()
+        self.seconds: dict[int, float] = {}  # what the steps up to each record took
+
+    def solve(self, run: State) -> Solution:
+        """The solution of a run that is on the exact path."""
+        until = int(run.step) + self.options.budget(None, run.step)
+        if self.writer is not None and self.writer.saved_solver() == type(run.solver).__name__:
+            saved = self.writer.resume(run)
+            assert saved is not None and saved[0].state is not None
+            result = of_saved(saved[0], self.tol, until)
+            if result is not None:
+                return dataclasses.replace(saved[0], code=np.int32(result))
+            run, self.history = saved[0].state, History(saved[0].history)
+        solution = self._solved(run, until)
+        if self.writer is not None:
+            self.writer.due()
+            self.writer.save(solution, {})
+            self.writer.leave()
+        return solution
+
+    def _solved(self, run: State, until: int) -> Solution:
+        first = self.walk(run, until)
+        if not self._settled(first.run):
+            return self.solution(first, RESULTS.max_steps)
+        if self.search is None or self.alone(first):
+            return self.solution(first)
+        return self._best(first, self._searched(self.search, first.run, until))
+
+    def walk(self, run: State, until: int, look_around: bool = True) -> Found:
+        """The exact path from a state on, and what is known of its end.
+
+        `look_around` is whether to look for other valleys of f and g.
+        """
+        self._record(run)
+        taken = 0.0
+        while not self._settled(run) and int(run.step) < until:
+            began = time.perf_counter()
+            state = run.solver.step(self.problem, run.solver_state)
+            taken += time.perf_counter() - began
+            run = dataclasses.replace(run, solver_state=state, step=np.int32(run.step + 1))
+            self.seconds[int(run.step)] = taken
+            if int(run.step) % self.options.every == 0:
+                self._record(run)
+            self._keep(run)
+        self._record(run)
+        facts = None
+        if int(run.solver_state.path.status) in (CONVERGED, STALLED):
+            run, facts = self._explored(run, look_around)
+        return self._found(run, facts)
+
+    def judged(self, run: State) -> Found:
+        """An exact state and all that is known of it."""
+        point = run.point
+        return self._found(run, facts_of(self.problem, point.x, point.y, self.tol))
+
+    def _keep(self, run: State) -> None:
+        """Write a checkpoint if one is due, and leave if a signal asked for that."""
+        if self.writer is None or not self.writer.due():
+            return
+        self._record(run)
+        point, path, rows = run.point, run.solver_state.path, self.history.rows
+        code, step = np.int32(RESULTS.interrupted), int(run.step)
+        values = (np.float64(0.0), path.f, path.g)
+        self.writer.save(Solution(point.x, point.y, *values, None, code, rows, run, step), {})
+        self.writer.leave()
+
+    def _found(self, run: State, facts: Facts | None) -> Found:
+        if facts is None:
+            return Found(run, None, None)
+        point = run.point
+        return Found(run, facts, exact_certificate(facts, point.y))
+
+    def _explored(self, run: State, look_around: bool) -> tuple[State, Facts | None]:
+        """The lowest solution in reach, and what is known of it."""
+        point = run.point
+        facts = facts_of(self.problem, point.x, point.y, self.tol, look_around)
+        state: ImplicitState = run.solver_state
+        small = state.path.x.size + state.path.y.size <= SMALL
+        if not (look_around and small) or facts is None or facts.eps > self.tol:
+            return run, facts
+        oracle = Oracle(self.problem, state.x0, state.y0)
+        with np.errstate(all="ignore"):
+            path = explore(oracle, state.path, self.tol)  # type: ignore
+        moved = not np.array_equal(path.x, state.path.x)
+        run = dataclasses.replace(run, solver_state=state._replace(path=path))
+        if moved:
+            point = run.point
+            facts = facts_of(self.problem, point.x, point.y, self.tol)
+        return run, facts
+
+    def alone(self, found: Found) -> bool:
+        """Whether an exact solution is certified and nothing hints at another inner minimum."""
+        facts = found.facts
+        if facts is None or not found.holds(self.tol) or facts.valleys > 1:
+            return False
+        oracle_free = Oracle(self.problem, *found.run.solver_state[1:]).free_y
+        return facts.unique or oracle_free
+
+    def _searched(self, search: Solver, run: State, until: int) -> Solution:
+        """The search from the start, after the steps and calls of the exact path."""
+        state: ImplicitState = run.solver_state
+        start = self.start._replace(x=state.x0, y=state.y0, state=None)
+        fresh = begin(start, search, self.options.key)
+        counted = search.with_calls(fresh.solver_state, run.solver.calls(state))
+        fresh = dataclasses.replace(fresh, solver_state=counted, step=run.step + fresh.step)
+        host = self._host(until)
+        host.history = self.history
+        return host.solve(fresh, first=False)
+
+    def _host(self, until: int) -> HostRun:
+        return HostRun(self.problem, self.options, self.writer, until)
+
+    def _best(self, first: Found, searched: Solution) -> Solution:
+        """The best of the exact path, the search, and the exact path from the search's end."""
+        best = searched
+        state = searched.state
+        if state is not None and searched.result is not RESULTS.nonfinite:
+            self.history = History(searched.history)
+            last = self._finish(searched, state)
+            if last is not None and last.holds(self.tol):
+                same = _close(last.run.point.x, searched.x)
+                if same or not searched.ok or last.f < float(searched.f):
+                    best = self.solution(last)
+        if first.holds(self.tol):
+            lower = first.f < float(best.f) - 1e-6 * (abs(first.f) + abs(float(best.f)))
+            if not best.ok or lower:
+                best = self.solution(first)
+        return best
+
+    def _finish(self, searched: Solution, state: State) -> Found | None:
+        x, y = jax.tree.map(np.asarray, (searched.x, searched.y))
+        run = launch_on_host(self.problem, x, y, Implicit(part=True))
+        run = dataclasses.replace(run, step=np.int32(int(state.step)))
+        for _ in range(100):
+            if self._settled(run):
+                break
+            moved = run.solver.step(self.problem, run.solver_state)
+            run = dataclasses.replace(run, solver_state=moved, step=np.int32(run.step + 1))
+        if int(run.solver_state.path.status) != CONVERGED:
+            return None
+        return self.judged(run)
+
+    @staticmethod
+    def _settled(run: State) -> bool:
+        return bool(run.solver.settled(run.solver_state))
+
+    def _record(self, run: State, certificate: Certificate | None = None) -> None:
+        """Add a row for a state, or renew the last one."""
+        path = run.solver_state.path
+        calls = run.solver.calls(run.solver_state)
+        row = dict.fromkeys(COLUMNS, np.float64(0.0)) | {
+            "step": np.int32(run.step),
+            "f": path.f,
+            "g": path.g,
+            "stationarity": path.slope,
+            "eps": path.shift,
+            "f_calls": np.asarray(calls.f, np.int64),
+            "g_calls": np.asarray(calls.g, np.int64),
+            "products": np.asarray(calls.products, np.int64),
+        }
+        if certificate is not None:
+            row |= {k: v for k, v in vars(certificate).items() if k in COLUMNS}
+            row["h"] = certificate.inner_gap
+        if self.options.observe is not None:
+            seen = self.options.observe(run.point.x, run.point.y)
+            row |= {k: np.asarray(v) for k, v in seen.items()}
+        self.history.put({k: np.asarray(v)[None] for k, v in row.items()})
+
+    def solution(self, found: Found, code: RESULTS = RESULTS.settled) -> Solution:
+        """The solution at an exact state."""
+        run, certificate = found.run, found.certificate
+        if certificate is None:
+            return self._host(int(run.step)).concluded(run, int(code), self.history)
+        self._record(run, certificate)
+        if certificate.eps <= self.tol:
+            code = RESULTS.success
+        path, ended = run.solver_state.path, np.int32(code)
+        return solution_at(
+            run, certificate, path.f, path.g, ended, self.history.rows, int(run.step)
+        )
+
+
+def _close(a: PyTree, b: PyTree) -> bool:
+    """Whether two points agree to within `NEAR`."""
+    u, v = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(z)]) for z in (a, b))
+    return bool(np.linalg.norm(u - v) <= NEAR * (1e-8 + max(np.linalg.norm(u), np.linalg.norm(v))))

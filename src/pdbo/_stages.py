@@ -1,0 +1,65 @@
+"""The certificate of a point on the host, in stages: exact if it can be, relaxed otherwise."""
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ._certificate import Certificate
+from ._problem import Problem
+from .exact.certificate import Facts, look
+from .exact.large_certificate import look_at_large
+from .exact.oracle import LARGE, Oracle, fits
+
+CLOSE = (
+    1e-6  # relative to y: an inner minimum this close leaves nothing for a relaxation to explain
+)
+WRONG = 1e-2  # relative to x: no small gradient excuses an x this far from a solution
+TOL = 1e-4  # the tolerance for which the dear parts of an exact certificate are computed
+
+
+def facts_of(
+    problem: Problem, x: PyTree, y: PyTree, tol: float = TOL, elsewhere: bool = True
+) -> Facts | None:
+    """What the exact certificate knows of a point in double; None if it does not apply."""
+    path = fits(problem, x, y)
+    if not path:
+        return None
+    oracle = Oracle(problem, x, y)
+    with np.errstate(all="ignore"):
+        if path == LARGE:
+            return look_at_large(oracle, *oracle.flat(x, y), max(tol, TOL))
+        return look(oracle, *oracle.flat(x, y), max(tol, TOL), elsewhere)
+
+
+def exact_certificate(facts: Facts, y: PyTree) -> Certificate:
+    """The certificate, with the entries of Definition 1 at the neighbour y + v / lambda."""
+    size, bend = facts.adjoint
+    norm = float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(y))))
+    move = np.finfo(np.float64).eps ** (1 / 3) * max(norm, 1e-8)
+    multiplier = size / move if size > 0 else 0.0
+    numbers = {
+        "stationarity": facts.slope,
+        "feasibility": facts.gap,
+        "complementarity": 0.5 * bend / multiplier if multiplier > 0 else 0.0,
+        "distance": move if size > 0 else 0.0,
+        "inner_gap": facts.gap,
+        "inner_residual": facts.residual,
+        "multiplier": multiplier,
+        "slack": 0.0,
+        "eps": facts.eps,
+        "curvature": facts.curvature,
+        "radius": facts.radius,
+    }
+    return Certificate(**{k: np.asarray(v)[()] for k, v in numbers.items()}, exact=np.True_)  # type: ignore
+
+
+def decided(facts: Facts, tol: float = TOL) -> bool:
+    """Whether the exact certificate decides alone: it holds, or g is lower elsewhere, or x far off.
+
+    Where g has other valleys, or does not curve, it may hold only if it is relaxed.
+    """
+    if facts.eps <= tol or facts.gap_left > WRONG:
+        return True
+    alone = facts.unique and facts.valleys == 1 and facts.gap_left == 0
+    wrong = facts.outer_left > WRONG or facts.curvature < 0
+    return alone and facts.inner_left <= CLOSE and wrong

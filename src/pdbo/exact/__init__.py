@@ -1,0 +1,1 @@
+"""The exact path: implicit gradients that stay right with many inner minima, driven by NumPy."""

@@ -1,0 +1,208 @@
+"""The exact certificate: how far a point is from a solution, measured by the steps left to it.
+
+At a solution no step is left: none of Newton's method on the inner problem, and none of Newton's
+method on f along the inner minima. So both are computed, and compared with the sizes of x and y.
+Where the inner minimum changes its face, f has a kink, and the step left is that of the pieces on
+both sides. Searches from far away look for lower valleys of g.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .dense import EPS, Inner, Spectrum
+from .kinks import step_left
+from .newton import Minimum, minimise, newton_step, rounding
+from .oracle import Oracle, Values, Vector
+from .reduced import Reduced, reduce
+from .small import KINKED, newton, open_directions
+
+FAR_STARTS = 8  # starts of inner searches at each radius
+FEW = 4  # up to so many entries of y there are three times as many
+RADII = (1.0, 10.0, 100.0)  # in units of 2 + 2 rms(y), if Y is unbounded
+BURST = 12  # Newton steps of a search that has not met the valley of y at once
+LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
+
+
+class Facts(NamedTuple):
+    """What is known of a point.
+
+    Attributes:
+        inner_left: the step left to the inner minimum, relative to y.
+        outer_left: the step left to a solution, relative to x and y.
+        gap: how much lower g is elsewhere.
+        gap_left: the root of that, relative to the range of g.
+        slope: the size of the reduced gradient.
+        residual: the size of the gradient of g on its face.
+        curvature: the least curvature of f along the inner minima, relative to the largest.
+        valleys: how many valleys of g were found.
+        unique: whether the inner minimum is the only one nearby and g curves in all directions.
+        radius: how far from y lower valleys were looked for.
+        adjoint: the size of the adjoint v, and g's curvature along it.
+    """
+
+    inner_left: float
+    outer_left: float
+    gap: float
+    gap_left: float
+    slope: float
+    residual: float
+    curvature: float
+    valleys: int
+    unique: bool
+    radius: float
+    adjoint: tuple[float, float]
+
+    @property
+    def eps(self) -> float:
+        """The largest of the entries, and of the curvature if f curves down."""
+        return max(self.inner_left, self.outer_left, self.gap_left, -self.curvature)
+
+
+def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = True) -> Facts | None:
+    """The facts of a point; None if the inner problem has no smooth minimum near it.
+
+    `elsewhere` is whether to look for other valleys of g.
+    """
+    values = oracle.values(x, y)
+    if not values.finite:
+        return None
+    outside = max(_apart(x, oracle.project_x(x)), _apart(y, oracle.project_y(y)))
+    inner = Inner(oracle, x, y, values)
+    step = newton_step(oracle, x, y, values, inner)
+    inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
+    if step.flat or inner.spectrum.negative:
+        return None
+    reduced = reduce(oracle, x, y, values, inner)
+    outer_left = _outer_left(oracle, x, y, reduced)
+    here = Minimum(y, values, inner, True, step.shift, 0)
+    if outer_left > tol >= inner_left and not oracle.free_y and oracle.nx <= KINKED:
+        outer_left = min(outer_left, step_left(oracle, x, here))
+    if inner_left <= tol and elsewhere:
+        gap, gap_left, valleys, radius = _elsewhere(oracle, x, y, values, inner)
+    else:
+        gap, gap_left, valleys, radius = 0.0, 0.0, 1, 0.0
+    half = 0.5 * abs(float(step.shift @ inner.H @ step.shift))
+    Q = open_directions(reduced.face, reduced.gradient.size - oracle.nx)
+    spectrum = reduced.spectrum
+    curvature = spectrum.least / spectrum.top if spectrum.top > 0 else 0.0
+    bend = float(reduced.v @ inner.H @ reduced.v)
+    return Facts(
+        inner_left,
+        outer_left,
+        max(gap, half),
+        gap_left,
+        float(np.linalg.norm(Q.T @ reduced.gradient)),
+        float(np.linalg.norm(inner.face.basis.T @ values.g_y)),
+        min(curvature, 0.0) if curvature > -1e-6 else curvature,
+        valleys,
+        not np.any(inner.spectrum.flat) and _curved(inner),
+        radius,
+        (float(np.linalg.norm(reduced.v)), bend),
+    )
+
+
+def _apart(z: Vector, nearest: Vector) -> float:
+    away = np.abs(z - nearest)
+    return float(np.max(np.where(away > 16 * EPS * np.abs(z), away, 0.0) / _size(z), initial=0.0))
+
+
+def _size(z: Vector) -> Vector:
+    """What steps are relative to: each entry, or one if the largest is larger."""
+    return np.maximum(np.abs(z), max(min(1.0, float(np.max(np.abs(z), initial=0.0))), LEAST))
+
+
+class _Units(NamedTuple):
+    """Curvatures by entry, and the energy that steps are compared with."""
+
+    curvature: Vector
+    energy: float
+
+
+def _units(inner: Inner, x: Vector, y: Vector, values: Values) -> _Units:
+    diagonal = np.abs(np.diag(inner.H))
+    size = rounding(inner, x, np.abs(y), values) / (8 * EPS)
+    return _Units(diagonal, _energy(diagonal, size))
+
+
+def _energy(diagonal: Vector, slopes: Vector) -> float:
+    """What the terms that cancel in a gradient would be worth."""
+    safe = np.where(diagonal > 0, diagonal, 1.0)
+    return float(np.sum(np.where(diagonal > 0, slopes**2 / safe, 0.0)))
+
+
+def _left(shift: Vector, z: Vector, units: _Units) -> float:
+    """A step relative to z, entry by entry, or by energy where that is larger."""
+    plain = float(np.max(np.abs(shift) / _size(z), initial=0.0))
+    if not units.energy > 0:
+        return plain
+    share = np.sqrt(units.curvature / units.energy) * np.abs(shift)
+    return max(plain, float(np.max(share, initial=0.0)))
+
+
+def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced) -> float:
+    """The step left to a solution, in x and in the flat directions of y."""
+    nx, spectrum = oracle.nx, reduced.spectrum
+    move = newton(reduced, x, 1.0)
+    diagonal = np.abs(np.diag(reduced.B))
+    sizes = reduced.noise / (16 * EPS)
+    if move.both:  # a saddle: the curvature says so
+        return 0.0
+    units = _Units(diagonal[:nx], _energy(diagonal, sizes))
+    along_y = reduced.tangent[nx:, nx:] @ move.shift[nx:]
+    left = max(
+        _left(move.shift[:nx], x, units),
+        float(np.max(np.abs(along_y) / _size(y), initial=0.0)),
+    )
+    return left if np.any(~spectrum.flat) or left == 0 else max(left, 1.0)
+
+
+def _curved(inner: Inner) -> bool:
+    """Whether g curves in all directions, those that the face closes included."""
+    return not np.any(Spectrum(inner.H).flat) and not Spectrum(inner.H).negative
+
+
+def _elsewhere(
+    oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner
+) -> tuple[float, float, int, float]:
+    """How much lower g is in other valleys, absolutely and relatively, their number, the radius."""
+    rise, lower, valleys, radius = 0.0, 0.0, 1, 0.0
+    unbounded = not oracle.bounded_y
+    base = 2 + 2 * float(np.sqrt(np.mean(y**2)))
+    for factor in RADII if unbounded else RADII[:1]:
+        for index in range(FAR_STARTS if y.size > FEW else 3 * FAR_STARTS):
+            start = oracle.around_y(y, index, factor * base)
+            seen = oracle.values(x, start)
+            if not np.isfinite(seen.g):
+                continue
+            if factor == 1:
+                rise = max(rise, abs(seen.g - values.g))
+            if _same_valley(oracle, x, start, seen, y, values):
+                continue
+            found = minimise(oracle, x, start, rounds=BURST)
+            if _same_valley(oracle, x, found.y, found.values, y, values):
+                continue
+            fall = values.g - found.values.g
+            noise = 64 * EPS * max(abs(values.g), abs(found.values.g))
+            elsewhere = np.linalg.norm(found.y - y) > 1e-6 * (np.linalg.norm(y) + base)
+            valleys += bool(elsewhere and fall > -1e-6 * rise - noise)
+            if np.isfinite(found.values.g) and fall > noise:
+                lower = max(lower, fall)
+        radius = factor * base
+    left = float(np.sqrt(lower / max(rise, lower))) if lower > 0 else 0.0
+    return lower, left, valleys, radius
+
+
+def _same_valley(
+    oracle: Oracle, x: Vector, start: Vector, seen: Values, y: Vector, values: Values
+) -> bool:
+    """Whether g falls all the way from a start to y, and ever less steeply."""
+    way = y - start
+    noise = 64 * EPS * max(abs(values.g), abs(seen.g))
+    if not np.any(np.abs(way) > 1e-9 * np.abs(y) + 1e-300):
+        return True
+    if not (float(seen.g_y @ way) <= noise and seen.g >= values.g - noise):
+        return False
+    inside = [oracle.values(x, start + t * way).g for t in (0.25, 0.5, 0.75)]
+    falls = np.diff([seen.g, *inside, values.g])
+    return bool(np.all(falls <= noise) and np.all(np.diff(falls) >= -2 * noise))

@@ -1,0 +1,167 @@
+"""Dense linear algebra for small problems: faces, second derivatives and what they imply."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from .oracle import Oracle, Values, Vector
+
+Matrix = Float[np.ndarray, "m n"]
+
+EPS = float(np.finfo(np.float64).eps)
+FLAT = 1e-10  # an eigenvalue this small against the largest is zero, in units that make diagonals 1
+NEGATIVE = 1e-8  # one this far below zero, against the largest, is negative
+CLOSED = 1e-9  # a direction that the projection shrinks to this is not open
+
+
+class Face(NamedTuple):
+    """The part of the boundary a point is on.
+
+    Attributes:
+        basis: orthonormal columns, the directions in which the point may move.
+        bend: the curvature that a round boundary adds along them.
+    """
+
+    basis: Matrix
+    bend: Vector
+
+    def same(self, other: "Face") -> bool:
+        """Whether two faces have the same directions."""
+        return self.basis.shape == other.basis.shape and np.array_equal(self.basis, other.basis)
+
+
+def face_at(turn: Callable[[Vector, Vector], Vector], at: Vector, step: float) -> Face:
+    """The face that a projected gradient step of a length ends on; `at` is where it projects."""
+    n = at.size
+    shrink = np.stack([turn(at, row) for row in np.eye(n)], axis=1)
+    if np.array_equal(shrink, np.diag(np.diag(shrink))):
+        size, basis = np.diag(shrink).copy(), np.eye(n)
+    else:
+        size, basis = np.linalg.eigh((shrink + shrink.T) / 2)
+    kept = size > CLOSED
+    size = np.where(size > 1 - 1e-12, 1.0, size)[kept]
+    return Face(basis[:, kept], (1 / size - 1) / step)
+
+
+def whole(n: int) -> Face:
+    """The face of a point with nothing in its way."""
+    return Face(np.eye(n), np.zeros(n))
+
+
+class Spectrum:
+    """A symmetric matrix in units that make its diagonal one, and its eigenvalues there.
+
+    Arguments:
+        matrix: the matrix.
+        noise: how large an entry of the diagonal may be by rounding alone.
+        flat: an eigenvalue this small against the largest counts as zero.
+
+    Attributes:
+        unit: the units.
+        values, vectors: eigenvalues and eigenvectors.
+        top: the largest eigenvalue in absolute value.
+        flat: which eigenvalues count as zero.
+    """
+
+    def __init__(self, matrix: Matrix, noise: Vector | float = 0.0, flat: float = FLAT):
+        diagonal = np.abs(np.diag(matrix))
+        known = diagonal > noise
+        self.unit = 1 / np.sqrt(np.where(known, diagonal, 1.0))
+        matrix = matrix * known * known[:, None]
+        scaled = matrix * self.unit * self.unit[:, None]
+        scaled = (scaled + scaled.T) / 2
+        if scaled.size:
+            self.values, self.vectors = np.linalg.eigh(scaled)
+        else:
+            self.values, self.vectors = np.zeros(0), scaled
+        self.top = float(np.max(np.abs(self.values), initial=0.0))
+        self.flat = np.abs(self.values) <= flat * self.top
+        self.least = float(np.min(self.values, initial=np.inf))
+
+    @property
+    def negative(self) -> bool:
+        """Whether the matrix has a negative eigenvalue beyond rounding."""
+        return self.least < -NEGATIVE * self.top
+
+    def split(self, b: Vector) -> Vector:
+        """The components of a gradient along the eigenvectors."""
+        return self.vectors.T @ (self.unit * b)
+
+    def join(self, c: Vector) -> Vector:
+        """The direction with these components."""
+        return self.unit * (self.vectors @ c)
+
+    def solve(self, b: Vector) -> Vector:
+        """The least-norm solution in these units, without the flat directions."""
+        safe = np.where(self.flat, 1.0, self.values)
+        return self.join(np.where(self.flat, 0.0, self.split(b) / safe))
+
+    def kernel(self) -> Matrix:
+        """The flat directions as columns of length one."""
+        columns = self.unit[:, None] * self.vectors[:, self.flat]
+        return columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+
+
+class Inner:
+    """The second derivatives of g at a point, on a face of Y.
+
+    Attributes:
+        H, G: $g_{yy}$ and $g_{xy}$.
+        face: the face.
+        spectrum: that of g_yy on the face.
+    """
+
+    def __init__(self, oracle: Oracle, x: Vector, y: Vector, values: Values):
+        columns = [oracle.product(x, y, row) for row in np.eye(oracle.ny)]
+        self.G = np.stack([g for g, _ in columns], axis=1)
+        self.H = np.stack([h for _, h in columns], axis=1)
+        self.H = (self.H + self.H.T) / 2
+        self.step = _step_length(self.H, y, values.g_y)
+        self.enter(oracle, y, values)
+
+    def enter(self, oracle: Oracle, y: Vector, values: Values) -> bool:
+        """Move to the face of another point; returns whether it is the same one."""
+        face = inner_face(oracle, y, values, self.step)
+        if hasattr(self, "face") and face.same(self.face):
+            return True
+        self.face = face
+        Q = face.basis
+        self.spectrum = Spectrum(Q.T @ self.H @ Q + np.diag(face.bend))
+        return False
+
+    def solve(self, b: Vector) -> Vector:
+        """The inverse of g_yy on the face, without its flat directions, times b."""
+        Q = self.face.basis
+        return Q @ self.spectrum.solve(Q.T @ b)
+
+    def doubt(self, b: Vector) -> Vector:
+        """How large a solution could be if nothing cancelled: what rounding is relative to."""
+        Q, spectrum = np.abs(self.face.basis), self.spectrum
+        U = np.abs(spectrum.vectors)[:, ~spectrum.flat]
+        parts = U.T @ (spectrum.unit * (Q.T @ np.abs(b))) / np.abs(spectrum.values[~spectrum.flat])
+        return Q @ (spectrum.unit * (U @ parts))
+
+    @property
+    def kernel(self) -> Matrix:
+        """The flat directions of g at the point: along them the inner minimum is not unique."""
+        return self.face.basis @ self.spectrum.kernel()
+
+
+def _step_length(H: Matrix, y: Vector, slope: Vector) -> float:
+    """The length of a projected gradient step on g, in units of its gradient."""
+    top = np.max(np.sum(np.abs(H), axis=1), initial=0.0)
+    if top > 0:
+        return 1 / top
+    size = float(np.linalg.norm(slope))
+    return max(float(np.linalg.norm(y)), 1.0) / size if size > 0 else 1.0
+
+
+def inner_face(oracle: Oracle, y: Vector, values: Values, step: float) -> Face:
+    """The face of Y that y is on: where the boundary could go either way, the one f prefers."""
+    if oracle.free_y:
+        return whole(oracle.ny)
+    size = float(np.linalg.norm(values.f_y))
+    tie = 1e-9 * float(np.linalg.norm(y)) / size if size > 0 else 0.0
+    return face_at(oracle.turn_y, y - step * values.g_y - tie * values.f_y, step)

@@ -1,0 +1,76 @@
+"""The inner minimum of a large problem: Newton's method with conjugate residuals."""
+
+from .inner import ROUNDED, Face, Inner
+from .krylov import Solved, norm
+from .oracle import Values, Vector
+
+MOST_STEPS = 100  # of Newton's method
+LOOSEST = 0.1  # accuracy of the linear solves far from the minimum
+DECREASE = 1e-4  # the part of the predicted decrease that a step must achieve
+SHORTEST = 1e-12  # part of a step below which the line search gives up
+
+
+def minimise(
+    inner: Inner, x: Vector, y: Vector, at: Values, accuracy: float, strict: bool = False
+) -> tuple[Vector, Values, bool]:
+    """Minimise g(x, .) from y.
+
+    Returns y, the values there, and whether the residual fell to `accuracy` of the first, or to
+    rounding. Unless `strict` a full step whose gradient came out as predicted will do.
+    """
+    inner.prepare(x, y, at)
+    first = inner.face(y, at).residual
+    for _ in range(MOST_STEPS):
+        face = inner.face(y, at)
+        enough = max(accuracy * first, ROUNDED * inner.top * norm(y))
+        if face.residual <= enough:
+            return y, at, True
+        target = 0.3 * enough / face.residual if strict else accuracy
+        loose = min(LOOSEST, max(target, LOOSEST * inner.bent))
+        direction, solved = _newton(inner, x, y, at, face, loose)
+        share, new, values = _search(inner, x, y, at, direction)
+        if share == 0 or inner.nonconvex:
+            return y, at, False
+        after = inner.face(new, values).residual / face.residual
+        whole = share == 1 and not solved.negative
+        unforeseen = after - norm(solved.residual) / face.residual
+        inner.bent = min(1.0, max(0.0, unforeseen)) if whole else 1.0
+        missed = norm(face.turn(values.g_y) + solved.residual) / face.residual
+        stuck = at.g - values.g <= ROUNDED * abs(at.g) and after > 0.5
+        y, at = new, values
+        if whole and not strict and max(loose, missed) <= accuracy and after <= 0.5:
+            return y, at, True
+        if stuck:
+            return y, at, after * face.residual <= max(1e-6 * first, 1e4 * enough)
+    return y, at, False
+
+
+def _newton(
+    inner: Inner, x: Vector, y: Vector, at: Values, face: Face, accuracy: float
+) -> tuple[Vector, Solved]:
+    """A Newton direction; with a set Y, a projected gradient step and Newton's from there."""
+    free = inner.oracle.free_y
+    if free:
+        b = -at.g_y
+    else:
+        curved = inner.oracle.product(x, y, face.move)[1]
+        b = face.turn(face.move / face.unit - curved)
+    found = inner.solve((x, y), face, b, None, accuracy, False)
+    if not free:
+        return face.move + face.turn(found.v), found
+    return found.v if found.v.any() else b / (inner.top or 1.0), found
+
+
+def _search(
+    inner: Inner, x: Vector, y: Vector, at: Values, direction: Vector
+) -> tuple[float, Vector, Values]:
+    """The part of a direction that decreases g, zero if none, and the point reached."""
+    slope, share = min(0.0, float(at.g_y @ direction)), 1.0
+    while share > SHORTEST:
+        new = inner.oracle.project_y(y + share * direction)
+        values = inner.oracle.values(x, new)
+        bound = at.g + DECREASE * share * slope + 0.5 * ROUNDED * abs(at.g)
+        if values.finite and values.g <= bound:
+            return share, new, values
+        share *= 0.25
+    return 0.0, y, at

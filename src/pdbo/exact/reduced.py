@@ -1,0 +1,71 @@
+"""f as a function of x and of the flat directions of y, to second order."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .dense import EPS, Face, Inner, Matrix, Spectrum, face_at, whole
+from .oracle import Oracle, Values, Vector
+
+NEAR = 1e-9  # relative to x: a bound this close is reached
+
+
+class Reduced(NamedTuple):
+    """f as a function of x and of the flat directions of y, at an inner minimum.
+
+    Attributes:
+        v: the adjoint.
+        gradient: the implicit gradient in x, then the gradient along the flat directions.
+        noise: how far it may be off by rounding.
+        tangent: how (x, y) move with x and the flat directions, column by column.
+        B: the second derivatives.
+        face: the face of X.
+        spectrum: that of B on the face.
+    """
+
+    v: Vector
+    gradient: Vector
+    noise: Vector
+    tangent: Matrix
+    B: Matrix
+    face: Face
+    spectrum: Spectrum
+
+
+def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner) -> Reduced:
+    """First and second derivatives of f on the inner minima."""
+    nx = oracle.nx
+    v = -inner.solve(values.f_y)
+    flat = inner.kernel
+    follow = -np.stack([inner.solve(column) for column in inner.G], axis=1)
+    tangent = np.block([[np.eye(nx), np.zeros((nx, flat.shape[1]))], [follow, flat]])
+    slope = np.concatenate([values.f_x + inner.G @ v, flat.T @ values.f_y])
+    bent = np.stack([oracle.bend(x, y, v, column) for column in tangent.T], axis=1)
+    B = tangent.T @ bent
+    B = (B + B.T) / 2
+    sure = np.abs(tangent)
+    sure[nx:, :nx] += np.stack([inner.doubt(column) for column in inner.G], axis=1)
+    doubt = 16 * EPS * np.sum(sure * np.abs(bent), axis=0)
+    sizes = np.abs(tangent[nx:].T) @ np.abs(values.f_y) + np.abs(B[:, :nx]) @ np.abs(x)
+    sizes[:nx] += np.abs(values.f_x) + np.abs(inner.G) @ np.abs(v)
+    face = outer_face(oracle, x, slope[:nx])
+    Q = open_directions(face, flat.shape[1])
+    bend = np.concatenate([face.bend, np.zeros(flat.shape[1])])
+    spectrum = Spectrum(Q.T @ B @ Q + np.diag(bend), (Q.T**2) @ doubt, 64 * EPS * len(B))
+    return Reduced(v, slope, 16 * EPS * sizes, tangent, B, face, spectrum)
+
+
+def open_directions(face: Face, flat: int) -> Matrix:
+    """The directions in which x and the flat part of y may move."""
+    n, k = face.basis.shape
+    return np.block([[face.basis, np.zeros((n, flat))], [np.zeros((flat, k)), np.eye(flat)]])
+
+
+def outer_face(oracle: Oracle, x: Vector, slope: Vector) -> Face:
+    """The face of X that x is on and that a descent would not leave."""
+    if oracle.free_x:
+        return whole(oracle.nx)
+    size = float(np.linalg.norm(slope))
+    far = max(float(np.max(np.abs(x), initial=0.0)), 1e-8)
+    step = NEAR * far / size if size > 0 else NEAR * far
+    return face_at(oracle.turn_x, x - step * slope, step)

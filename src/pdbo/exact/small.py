@@ -1,0 +1,244 @@
+"""The exact path for small problems: Newton's method on both levels.
+
+At an inner minimum y let H = g_yy. Its inverse on the directions it curves in gives the implicit
+gradient f_x + g_xy v with v = -H^+ f_y; along the directions it does not curve in, the inner
+minimum is not unique and y may move with f. Both together are the tangent space of the constraint
+g_y = 0. A Newton step of f + <v, g_y> on it, followed by an inner solve, converges quadratically to
+a solution that is exact up to rounding: no slack, no penalty.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from .dense import EPS, Inner
+from .kinks import descend
+from .newton import Minimum, minimise
+from .oracle import Oracle, Values, Vector
+from .reduced import Reduced, open_directions, reduce
+
+RUNNING, CONVERGED, STALLED, FAILED, NONCONVEX = 0, 1, 2, 3, 4
+
+HALVINGS = 30  # the most times an outer step is shortened
+SHORT = 1e-6  # relative to x: Newton steps this short should shrink, or they are rounding
+KINK = 1e-9  # relative to x: at a kink a step this short is none
+CRAMPED = 0.1  # a step shortened to this may have met a kink
+KINKED = 30  # the most entries of x for which kinks are looked for
+PASSES = 12  # the most inner steps of negative curvature before the path gives up
+
+
+class Move(NamedTuple):
+    """A Newton step in x and the flat directions of y.
+
+    Attributes:
+        step: the step.
+        slope: how f falls along it, to first order.
+        shift: what of it, entry by entry in x, rounding does not explain.
+        both: whether it may as well be taken backwards: a step away from a saddle.
+    """
+
+    step: Vector
+    slope: float
+    shift: Vector
+    both: bool
+
+
+def newton(reduced: Reduced, x: Vector, reach: float) -> Move:
+    """A Newton step, made a descent where f curves down and bounded where it does not curve."""
+    nx, spectrum = x.size, reduced.spectrum
+    Q = open_directions(reduced.face, reduced.gradient.size - nx)
+    parts = spectrum.split(Q.T @ reduced.gradient)
+    doubt = np.abs(spectrum.vectors.T) @ (spectrum.unit * (np.abs(Q.T) @ reduced.noise))
+    curved = ~spectrum.flat
+    size = np.where(curved, np.abs(spectrum.values), 1.0)
+    steep = np.abs(parts) > doubt
+    along = np.where(curved, parts / size, 0.0)
+    loose = np.where(steep & (~curved | (spectrum.values < 0)), parts, 0.0)
+    far = float(np.max(np.abs(x), initial=1e-8))
+    if np.any(loose):
+        along = np.where(loose != 0, 0.0, along)
+        unit = np.linalg.norm(Q @ spectrum.join(loose))
+        along = along + loose * reach * max(far, 1.0) / unit
+    step = -(Q @ spectrum.join(along))
+    known = np.abs(Q) @ (
+        spectrum.unit * (np.abs(spectrum.vectors) @ np.where(curved, doubt / size, 0.0))
+    )
+    shift = np.where(np.abs(step) > known, step, 0.0)
+    both = False
+    if not np.any(shift) and spectrum.negative:
+        down = Q @ (spectrum.unit * spectrum.vectors[:, 0])
+        step = shift = down * reach * max(far, 1.0) / np.linalg.norm(down)
+        both = True
+    return Move(step, float(reduced.gradient @ step), shift, both)
+
+
+def steepest(reduced: Reduced, x: Vector) -> Move:
+    """A step down the gradient, for where a bound is in the way of Newton's."""
+    size = float(np.max(np.abs(np.diag(reduced.B)), initial=0.0))
+    slope = float(np.linalg.norm(reduced.gradient))
+    far = max(float(np.max(np.abs(x), initial=0.0)), 1.0) / max(slope, 1e-300)
+    step = -(1 / size if size > 0 else far) * reduced.gradient
+    return Move(step, float(reduced.gradient @ step), step, False)
+
+
+class SmallState(NamedTuple):
+    """Where a run stands; see `Small`."""
+
+    x: Float[np.ndarray, " nx"]
+    y: Float[np.ndarray, " ny"]
+    f: np.float64
+    g: np.float64
+    slope: np.float64  # the size of the reduced gradient on its face
+    shift: np.float64  # the last Newton step, relative to x
+    reach: np.float64  # how far to go where f does not curve, in units of x
+    step: np.int64
+    status: np.int64
+    values: np.int64
+    products: np.int64
+
+    @classmethod
+    def blank(cls, nx: int, ny: int) -> "SmallState":
+        """A state of the right shapes."""
+        zero, none = np.float64(0.0), np.int64(0)
+        numbers = (zero, zero, zero, zero, zero, none, none, none, none)
+        return cls(np.zeros(nx), np.zeros(ny), *numbers)
+
+
+class Small:
+    """Newton's method on a small problem: `start`, then `step` until the status says more.
+
+    Arguments:
+        oracle: the problem.
+    """
+
+    def __init__(self, oracle: Oracle):
+        self.oracle = oracle
+
+    def start(self, x: Vector, y: Vector) -> SmallState:
+        """The state at the inner minimum that y leads to."""
+        oracle = self.oracle
+        before = (oracle.calls.values, oracle.calls.products)
+        x, y = oracle.project_x(x), oracle.project_y(y)
+        found = minimise(oracle, x, y)
+        status = RUNNING if found.found else NONCONVEX if found.passes > PASSES else FAILED
+        inf, one = np.float64(np.inf), np.float64(1.0)
+        state = SmallState(
+            x, found.y, np.float64(found.values.f), np.float64(found.values.g), inf, inf, one,
+            np.int64(0), np.int64(status), np.int64(0), np.int64(0),
+        )  # fmt: skip
+        return self._count(state, before)
+
+    def step(self, state: SmallState) -> SmallState:
+        """One Newton step in x and the flat directions of y, and an inner solve."""
+        if state.status != RUNNING:
+            return state
+        oracle = self.oracle
+        before = (oracle.calls.values, oracle.calls.products)
+        x, y = state.x, state.y
+        values = oracle.values(x, y)
+        inner = Inner(oracle, x, y, values)
+        reduced = reduce(oracle, x, y, values, inner)
+        move = newton(reduced, x, float(state.reach))
+        Q = open_directions(reduced.face, reduced.gradient.size - oracle.nx)
+        state = state._replace(slope=np.float64(np.linalg.norm(Q.T @ reduced.gradient)))
+        short = relative(move.shift[: oracle.nx], x)
+        if not np.any(move.shift) or (state.shift <= SHORT and short > 0.5 * state.shift):
+            done = state._replace(status=np.int64(CONVERGED), shift=np.float64(short))
+            return self._count(done, before)
+        trial = self._search(x, y, values, inner, reduced, move)
+        if trial is None and not oracle.free_x:
+            down = steepest(reduced, x)
+            trial = self._search(x, y, values, inner, reduced, down)
+        if trial is None or trial[2] < CRAMPED:
+            bent = None if short <= SHORT else self._across(x, y, values, inner, reduced)
+            if bent is not None:
+                # a kink ends the run only if f does not fall along its own gradient either
+                gain = 0.0 if trial is None else values.f - trial[1].values.f
+                nowhere = gain <= 1e-6 * abs(move.slope)
+                ended = nowhere and bent[2] <= KINK
+                if ended or trial is None or bent[1].values.f < trial[1].values.f:
+                    return self._count(self._bent(state, *bent, nowhere), before)
+        if trial is None:
+            status = CONVERGED if short <= SHORT else STALLED
+            return self._count(
+                state._replace(status=np.int64(status), shift=np.float64(short)), before
+            )
+        x, found, length = trial
+        state = state._replace(
+            x=x,
+            y=found.y,
+            f=np.float64(found.values.f),
+            g=np.float64(found.values.g),
+            shift=np.float64(short),
+            reach=np.float64(
+                min(4 * state.reach, 1e8) if length == 1 else max(length * state.reach, 1e-8)
+            ),
+            step=state.step + 1,
+        )
+        return self._count(state, before)
+
+    def _bent(
+        self, state: SmallState, x: Vector, found: Minimum, left: float, nowhere: bool
+    ) -> SmallState:
+        """The state after steps across kinks."""
+        status = RUNNING
+        if nowhere and left <= KINK:
+            status = CONVERGED
+        elif nowhere and state.f - found.values.f <= 1e-9 * abs(state.f):
+            status = STALLED
+        return state._replace(
+            x=x, y=found.y, f=np.float64(found.values.f), g=np.float64(found.values.g),
+            shift=np.float64(np.inf if status == RUNNING else left), step=state.step + 1,
+            status=np.int64(status),
+        )  # fmt: skip
+
+    def _across(
+        self, x: Vector, y: Vector, values: Values, inner: Inner, reduced: Reduced
+    ) -> tuple[Vector, Minimum, float] | None:
+        """Where steps across kinks lead to; None if the inner minimum is not unique."""
+        nx = x.size
+        if reduced.gradient.size > nx or self.oracle.free_y or nx > KINKED:
+            return None
+        here = Minimum(y, values, inner, True, np.zeros_like(y), 0)
+        return descend(self.oracle, x, here, KINK)
+
+    def _search(
+        self, x: Vector, y: Vector, values: Values, inner: Inner, reduced: Reduced, move: Move
+    ) -> tuple[Vector, Minimum, float] | None:
+        """The first of ever shorter steps that lowers f at the inner minimum; None if none does."""
+        oracle, nx, length = self.oracle, x.size, 1.0
+        noise = 32 * EPS * abs(values.f)
+        for _ in range(HALVINGS):
+            for sign in (1.0, -1.0) if move.both else (1.0,):
+                step = sign * length * move.step
+                target = oracle.project_x(x + step[:nx])
+                actual = step.copy()
+                actual[:nx] = target - x
+                start = oracle.project_y(y + reduced.tangent[nx:] @ actual)
+                if not oracle.values(target, start).finite:
+                    continue
+                found = minimise(oracle, target, start, inner)
+                if not found.found or not found.values.finite:
+                    continue
+                slope = min(float(reduced.gradient @ actual), 0.0)
+                fall = found.values.f - values.f
+                if fall < 0 and fall <= 1e-4 * slope:
+                    return target, found, length
+                if not move.both and abs(slope) <= noise and fall <= noise:
+                    return target, found, length
+            length *= 0.3
+        return None
+
+    def _count(self, state: SmallState, before: tuple[int, int]) -> SmallState:
+        calls = self.oracle.calls
+        return state._replace(
+            values=state.values + (calls.values - before[0]),
+            products=state.products + (calls.products - before[1]),
+        )
+
+
+def relative(shift: Vector, x: Vector) -> float:
+    """The largest step relative to its entry, or to the largest entry where that is zero."""
+    size = np.maximum(np.abs(x), 1e-8)
+    return float(np.max(np.abs(shift) / size, initial=0.0))

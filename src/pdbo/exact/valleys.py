@@ -1,0 +1,52 @@
+"""Other valleys of f: short looks from elsewhere, and whole runs where they see one."""
+
+import numpy as np
+
+from .certificate import look
+from .dense import EPS
+from .newton import minimise
+from .oracle import Oracle, Vector
+from .small import CONVERGED, RUNNING, Small, SmallState
+
+STARTS = 8  # places to look from
+LOOKS = (0.75, 0.5, 0.25)  # where f is evaluated on the way to the solution known
+STEPS = 40  # the most steps of a run from elsewhere
+
+
+def explore(oracle: Oracle, state: SmallState, tol: float) -> SmallState:
+    """The lowest solution found from elsewhere, or the one given if there is none lower."""
+    best, small = state, Small(oracle)
+    for index in range(1, STARTS + 1):
+        x = oracle.around_x(best.x, index, 2 * (1 + float(np.sqrt(np.mean(best.x**2)))))
+        if _falls_towards(oracle, x, best):
+            continue
+        other = small.start(x, best.y)
+        for _ in range(STEPS):
+            if other.status != RUNNING:
+                break
+            other = small.step(other)
+        lower = other.f < best.f - 1e-8 * (abs(best.f) + abs(other.f))
+        if other.status == CONVERGED and lower:
+            facts = look(oracle, other.x, other.y, tol)
+            if facts is not None and facts.eps <= tol:
+                best = other
+    calls = oracle.calls
+    return best._replace(
+        step=state.step,
+        values=state.values + np.int64(calls.values),
+        products=state.products + np.int64(calls.products),
+    )
+
+
+def _falls_towards(oracle: Oracle, x: Vector, state: SmallState) -> bool:
+    """Whether f at the inner minimum falls all the way from x to a solution, ever less steeply."""
+    seen, y = [float(state.f)], state.y
+    for t in (*reversed(LOOKS), 1.0):
+        found = minimise(oracle, state.x + t * (x - state.x), y)
+        if not found.found:
+            return False
+        seen.append(found.values.f)
+        y = found.y
+    rises = np.diff(seen)
+    noise = 64 * EPS * max(abs(v) for v in seen)
+    return bool(np.all(rises >= -noise) and np.all(np.diff(rises) >= -2 * noise))

@@ -1,0 +1,132 @@
+"""The exact path as a solver."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from .._problem import Problem
+from .._solver import Calls, Point, Solver
+from ..exact.large import Large, blank
+from ..exact.oracle import SMALL, Oracle, fits
+from ..exact.outer import LargeState
+from ..exact.small import RUNNING, Small, SmallState
+
+TOL = 1e-4  # the tolerance after which a large run goes on for a few more steps only
+
+
+class ImplicitState(NamedTuple):
+    """Where a run stands: the path, and its start, which has the structure of x and y."""
+
+    path: SmallState | LargeState
+    x0: PyTree
+    y0: PyTree
+
+
+class Implicit(Solver):
+    r"""Newton's method on f along the inner minima: exact up to rounding.
+
+    At an inner minimum let $H = g_{yy}$ on the face of Y that y is on. Where H is regular the inner
+    minimum follows x, $dy = -H^{-1} g_{yx}\,dx$, and f has the implicit gradient
+    $f_x + g_{xy} v$ with $H v = -f_y$. Where H is singular the inner minimum is not unique: along
+    the null space of H y moves with f itself. The tangent space of both kinds is that of the
+    constraint $g_y = 0$, and the Lagrangian $f + \langle v, g_y\rangle$ has second derivatives on
+    it. A step is Newton's on that space, followed by an inner solve. There is no slack and no
+    penalty, so the answer is exact.
+
+    1. **Units.** Matrices are scaled to a diagonal of one before their rank is judged, and steps
+       are compared with what rounding explains: nothing depends on the units of f, g, x or y.
+    2. **Faces.** The derivative of the projection onto Y (onto X) tells which directions are open.
+       If f has a kink where the face changes, the pieces on both sides make the step.
+    3. **Saddles.** Where f curves down the step follows the descent, from a maximum either way.
+
+    It runs on the host, around a few small compiled programs, so that the first call takes a
+    fraction of a second; it cannot be used under jit or vmap. Beyond 500 entries of y or 100 of x
+    there are no matrices: conjugate residuals solve with H, their residual is the part of $f_y$ in
+    the null space, and L-BFGS takes the place of Newton's method in x.
+
+    Reference: the implicit function theorem in bilevel optimisation goes back to Kolstad & Lasdon,
+    Derivative evaluation and computational experience with large bilevel mathematical programs,
+    1990.
+    """
+
+    label = "Implicit"
+    family = "hypergradient"
+    citation = (
+        "this package, after Kolstad & Lasdon, Derivative evaluation and computational experience "
+        "with large bilevel mathematical programs, 1990"
+    )
+    batch_refusal = "it compares values of f and g from step to step"
+    needs_products = True
+    prefers_double = True
+    on_host: ClassVar[bool] = True
+
+    part: bool = eqx.field(static=True, default=False)
+    """Whether it runs as a part of AutoPDBO."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "AutoPDBO" if self.part else "Implicit"
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> ImplicitState:
+        """The state at the inner minimum that y leads to."""
+        x, y = jax.tree.map(np.asarray, (x, y))
+        path = _path(problem, x, y)
+        with np.errstate(all="ignore"):
+            return ImplicitState(path.start(*path.oracle.flat(x, y)), x, y)
+
+    def blank(self, problem: Problem, x: PyTree, y: PyTree) -> ImplicitState:
+        """A state with the shapes of a run from (x, y)."""
+        x, y = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float64), (x, y))
+        sizes = [sum(leaf.size for leaf in jax.tree.leaves(z)) for z in (x, y)]
+        small = fits(problem, x, y) == SMALL
+        return ImplicitState((SmallState.blank if small else blank)(*sizes), x, y)
+
+    def step(self, problem: Problem, state: ImplicitState) -> ImplicitState:
+        """One step in x and the flat directions of y, and an inner solve."""
+        path = _path(problem, state.x0, state.y0)
+        with np.errstate(all="ignore"):
+            return state._replace(path=path.step(state.path))  # type: ignore
+
+    def output(self, state: ImplicitState) -> Point:
+        """The current point; the method has no multiplier."""
+        return Point(_shaped(state.path.x, state.x0), _shaped(state.path.y, state.y0))
+
+    def settled(self, state: ImplicitState) -> bool:
+        """Whether further steps would change nothing."""
+        return bool(state.path.status != RUNNING)
+
+    def calls(self, state: ImplicitState) -> Calls:
+        """f and g are evaluated together."""
+        return Calls(state.path.values, state.path.values, state.path.products)
+
+
+_LATEST: list[tuple[Problem, Small | Large]] = []  # what the last step was made with
+
+
+def _path(problem: Problem, x: PyTree, y: PyTree) -> Small | Large:
+    """The method on a problem; the same as before if the problem is, with what it has prepared."""
+    if not _LATEST or _LATEST[0][0] is not problem:
+        oracle = Oracle(problem, x, y)
+        small = fits(problem, x, y) == SMALL
+        _LATEST[:] = [(problem, Small(oracle) if small else Large(oracle, TOL))]
+    return _LATEST[0][1]
+
+
+def part_of(solver: Solver, header: dict[str, Any]) -> Solver:
+    """The part of a solver that a file with this header holds: its exact path, or itself."""
+    saved = header.get("solver")
+    exact = isinstance(saved, dict) and saved.get("solver") == Implicit.__name__
+    return Implicit(part=True) if exact and solver.exact_first else solver
+
+
+def _shaped(flat: np.ndarray, like: PyTree) -> PyTree:
+    """A flat vector with the structure of a pytree."""
+    leaves, structure = jax.tree.flatten(like)
+    cuts = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+    parts = np.split(flat, cuts)
+    shaped = [p.reshape(np.shape(leaf)) for p, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)

@@ -1,0 +1,237 @@
+"""The default on problems with closed forms: exact, certified, no answer where there is none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cases
+import pdbo
+from pdbo.exact.oracle import Oracle
+from pdbo.exact.small import Small
+from pdbo.solvers import Implicit
+
+
+def quadratic_f(x, y, data):
+    z = jnp.concatenate([x, y]) - data["target"]
+    return 0.5 * z @ data["weight"] @ z
+
+
+def quadratic_g(x, y, data):
+    return 0.5 * y @ data["H"] @ y + y @ data["C"] @ x
+
+
+def quadratic(seed, condition, nx=2, ny=3, flat=0):
+    """A random quadratic problem, its inner null space of dimension `flat`, and its solution."""
+    rng = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(rng.normal(size=(ny, ny)))
+    curved, null = basis[:, flat:], basis[:, :flat]
+    values = np.geomspace(1, 1 / condition, ny - flat)
+    H, inverse = curved * values @ curved.T, curved / values @ curved.T
+    C = curved @ rng.normal(size=(ny - flat, nx))
+    root, target = rng.normal(size=(nx + ny, nx + ny)), rng.normal(size=nx + ny)
+    weight = root @ root.T / (nx + ny) + np.eye(nx + ny)
+    tangent = np.block([[np.eye(nx), np.zeros((nx, flat))], [-inverse @ C, null]])
+    z = tangent @ np.linalg.solve(tangent.T @ weight @ tangent, tangent.T @ weight @ target)
+    data = {"H": H, "C": C, "target": target, "weight": weight}
+    return pdbo.Problem(quadratic_f, quadratic_g, data), z[:nx], z[nx:]
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e4, 1e6])
+def test_quadratics_are_exact_and_certified(condition, double):
+    with jax.enable_x64(double):
+        for seed in range(5):
+            problem, x, y = quadratic(seed, condition)
+            sol = pdbo.solve(problem, np.zeros(2), np.ones(3))
+            assert sol.ok and sol.certificate.exact
+            np.testing.assert_allclose(sol.x, x, rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(sol.y, y, rtol=1e-7, atol=1e-7 * np.abs(y).max())
+            assert pdbo.certify(problem, x, y).eps <= 1e-4  # the closed form is not refused
+            assert pdbo.certify(problem, x + 0.1, y).eps >= 1e-2
+
+
+@pytest.mark.parametrize(("ny", "flat"), [(6, 3), (40, 20)])
+def test_flat_directions_follow_f(ny, flat):
+    problem, x, y = quadratic(1, 1e4, 3, ny, flat)
+    sol = pdbo.solve(problem, np.zeros(3), np.ones(ny))
+    assert sol.ok
+    np.testing.assert_allclose(sol.x, x, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(sol.y, y, rtol=1e-6, atol=1e-6 * np.abs(y).max())
+
+
+def scaled_f(x, y, data):
+    return data["f"] * quadratic_f(x / data["x"], y / data["y"], data)
+
+
+def scaled_g(x, y, data):
+    return data["g"] * quadratic_g(x / data["x"], y / data["y"], data) + data["constant"]
+
+
+def test_units_make_no_difference():
+    base, x, y = quadratic(3, 1e2)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        unit_x, unit_y = 10.0 ** rng.integers(-8, 9, 2), 10.0 ** rng.integers(-8, 9, 3)
+        sizes = {"f": 10.0 ** rng.integers(-8, 9), "g": 10.0 ** rng.integers(-8, 9)}
+        constant = sizes["g"] * 10.0 ** rng.integers(0, 7)
+        data = jax.tree.map(np.asarray, base.data) | sizes
+        data |= {"x": unit_x, "y": unit_y, "constant": constant}
+        sol = pdbo.solve(pdbo.Problem(scaled_f, scaled_g, data), np.zeros(2), unit_y)
+        assert sol.ok
+        np.testing.assert_allclose(sol.x / unit_x, x, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(sol.y / unit_y, y, rtol=1e-5, atol=1e-7)
+
+
+# name: f, g, start, solution, sets
+EASY = {
+    "the gradient of f is zero at the start": (
+        lambda x, y: (y - 1) ** 2, lambda x, y: (y - x) ** 2, (3.0, 1.0), (1.0, 1.0), {},
+    ),
+    "a maximum at the start": (
+        lambda x, y: -(y**2), lambda x, y: (y - x) ** 2, (0.0, 0.0), None,
+        {"x_set": pdbo.Box(-1.0, 1.0)},
+    ),
+    "a weak direction": (
+        lambda x, y: (y[1] - 1) ** 2 + (x - 1) ** 2,
+        lambda x, y: 0.5 * (y[0] - x) ** 2 + 0.5e-4 * y[1] ** 2,
+        (3.0, np.ones(2)), (1.0, np.array([1.0, 0.0])), {},
+    ),
+    "everything is zero": (
+        lambda x, y: y**2 + x**2, lambda x, y: (y - x) ** 2, (3.0, 1.0), (0.0, 0.0), {},
+    ),
+    "the kink of a limit price": (  # nobody buys above 1, everybody up to 1
+        lambda x, y: -x * y, lambda x, y: 0.5 * y**2 - 10 * (1.1 - x) * y,
+        (0.3, 0.5), (1.0, 1.0), {"x_set": pdbo.Box(0.0, 2.0), "y_set": pdbo.Box(0.0, 1.0)},
+    ),
+    "a ball around y": (
+        lambda x, y: jnp.sum((y - jnp.array([0.0, 1.0])) ** 2) + 0 * jnp.sum(x),
+        lambda x, y: jnp.sum((y - x) ** 2),
+        (np.array([3.0, 1.0]), np.zeros(2)), None, {"y_set": pdbo.Ball(1.0)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EASY)
+def test_easy_problems_are_solved(name):
+    f, g, start, solution, sets = EASY[name]
+    sol = pdbo.solve(pdbo.Problem(f, g, **sets), *start)
+    assert sol.ok and isinstance(sol.state.solver, Implicit)
+    if solution is not None:
+        np.testing.assert_allclose(sol.x, solution[0], rtol=1e-7, atol=1e-7)
+        np.testing.assert_allclose(sol.y, solution[1], rtol=1e-7, atol=1e-7)
+
+
+def test_the_two_without_a_unique_answer():
+    f, g, start, _, sets = EASY["a maximum at the start"]
+    assert abs(float(pdbo.solve(pdbo.Problem(f, g, **sets), *start).x)) == 1
+    f, g, start, _, sets = EASY["a ball around y"]
+    sol = pdbo.solve(pdbo.Problem(f, g, **sets), *start)
+    assert float(sol.f) <= 1e-12
+
+
+def test_no_inner_minimum_is_never_ok():
+    for g in (lambda x, y: jnp.exp(-y) + 0 * x, lambda x, y: x * y, lambda x, y: y**3 + 0 * x):
+        sol = pdbo.solve(
+            pdbo.Problem(lambda x, y: (y - 1) ** 2 + (x - 1) ** 2, g), 0.5, 0.5, throw=False
+        )
+        assert not sol.ok
+
+
+def test_a_saddle_or_maximum_is_not_certified():
+    problem = pdbo.Problem(lambda x, y: -(y**2), lambda x, y: (y - x) ** 2)
+    certificate = pdbo.certify(problem, 0.0, 0.0)
+    assert certificate.exact and certificate.curvature < 0 and certificate.eps >= 1e-2
+
+
+def test_a_far_basin_is_found_and_its_radius_stated():
+    well = lambda x, y: -jnp.exp(-((y - x) ** 2)) - 2 * jnp.exp(-((y - 20) ** 2)) + 1e-4 * y**2
+    problem = pdbo.Problem(lambda x, y: (y - 1) ** 2 + x**2, well)
+    assert pdbo.certify(problem, 0.5, 0.5).eps >= 1e-2
+    one = pdbo.certify(pdbo.Problem(lambda x, y: (y - 1) ** 2, lambda x, y: (y - x) ** 2), 1.0, 1.0)
+    assert one.eps == 0 and one.radius >= 100
+
+
+def test_doubles_in_data_stay_doubles(x32):
+    third = np.float64(1 / 3)
+    problem = pdbo.Problem(
+        lambda x, y, d: (y - d) ** 2, lambda x, y, d: (y - x) ** 2, data=np.array(third)
+    )
+    assert problem.data.dtype == jnp.float32
+    assert pdbo.solve(problem, 0.0, 0.0).x == third
+
+
+def test_the_newton_step_agrees_with_finite_differences():
+    """The reduced gradient and its derivative, against differences at re-solved inner minima."""
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum(jnp.sin(y)) + jnp.sum(x**2 * y[0]),
+        lambda x, y: jnp.sum(jnp.cosh(y - jnp.outer(x, x).ravel()[:3])) + jnp.sum(y**4),
+    )
+    from pdbo.exact.newton import minimise
+    from pdbo.exact.reduced import reduce
+
+    x, y = np.array([0.3, -0.7]), np.zeros(3)
+    oracle = Oracle(problem, jnp.asarray(x), jnp.asarray(y))
+
+    def at(x):
+        found = minimise(oracle, x, y)
+        assert found.found
+        found = found.refreshed(oracle, x)
+        return found.values.f, reduce(oracle, x, found.y, found.values, found.inner)
+
+    _, reduced = at(x)
+    h = 1e-5
+    for i, row in enumerate(np.eye(2)):
+        (up, above), (down, below) = at(x + h * row), at(x - h * row)
+        assert reduced.gradient[i] == pytest.approx((up - down) / (2 * h), rel=1e-6, abs=1e-8)
+        slope = (above.gradient - below.gradient)[:2] / (2 * h)
+        np.testing.assert_allclose(reduced.B[i, :2], slope, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_is_carried_on_bit_for_bit():
+    problem = pdbo.Problem(lambda x, y: (y - 1) ** 4 + x**2, lambda x, y: jnp.cosh(y - x) + y**2)
+    whole = pdbo.solve(problem, 3.0, 1.0)
+    part = pdbo.solve(problem, 3.0, 1.0, steps=2)
+    assert not part.ok and part.steps == 2
+    rest = pdbo.solve(problem, state=part.state)
+    assert rest.ok and rest.steps == whole.steps
+    for a, b in ((rest.x, whole.x), (rest.y, whole.y)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_is_saved_loaded_and_checkpointed(tmp_path):
+    problem = cases.toy()
+    sol = pdbo.solve(problem, 2.0, np.array([0.5, 0.5]), checkpoint=tmp_path / "run")
+    again = pdbo.solve(problem, 2.0, np.array([0.5, 0.5]), checkpoint=tmp_path / "run")
+    np.testing.assert_array_equal(again.x, sol.x)
+    assert again.steps == sol.steps and again.ok
+    pdbo.save(tmp_path / "toy.pdbo", sol)
+    loaded = pdbo.load(tmp_path / "toy.pdbo", problem)
+    np.testing.assert_array_equal(loaded.y, sol.y)
+    assert loaded.certificate.eps == sol.certificate.eps
+
+
+def test_multistart_and_compare_take_the_same_path():
+    problem = cases.toy()
+    best = pdbo.multistart(problem, 2.0, np.array([0.5, 0.5]), starts=5)
+    assert best.ok and best.all.x.shape == (5,)
+    table = pdbo.compare(problem, 2.0, np.array([0.5, 0.5]), [pdbo.AutoPDBO(), Implicit()])
+    last = table.final()
+    assert last["f"][0] == last["f"][1] and np.all(last["eps"] <= 1e-6)
+
+
+def test_named_on_its_own():
+    sol = pdbo.solve(cases.toy(), 2.0, np.array([0.5, 0.5]), Implicit())
+    assert sol.ok and sol.state.solver.name == "Implicit"
+    assert sol.x == pytest.approx(1, abs=1e-12)
+    with pytest.raises(pdbo.ProblemError, match="outside of jit"):
+        jax.jit(lambda x: pdbo.solve(cases.toy(), x, jnp.ones(2), Implicit()).x)(1.0)
+
+
+def test_states_do_not_change_once_a_run_has_ended():
+    oracle = Oracle(cases.toy(), jnp.asarray(2.0), jnp.zeros(2))
+    path = Small(oracle)
+    state = path.start(np.array([2.0]), np.zeros(2))
+    while state.status == 0:
+        state = path.step(state)
+    assert path.step(state) is state
