@@ -131,11 +131,11 @@ def test_the_two_without_a_unique_answer():
 
 
 def test_no_inner_minimum_is_never_ok():
-    for g in (lambda x, y: jnp.exp(-y) + 0 * x, lambda x, y: x * y, lambda x, y: y**3 + 0 * x):
-        sol = pdbo.solve(
-            pdbo.Problem(lambda x, y: (y - 1) ** 2 + (x - 1) ** 2, g), 0.5, 0.5, throw=False
-        )
-        assert not sol.ok
+    f = lambda x, y: (y - 1) ** 2 + (x - 1) ** 2
+    sol = pdbo.solve(pdbo.Problem(f, lambda x, y: jnp.exp(-y) + 0 * x), 0.5, 0.5, throw=False)
+    assert not sol.ok
+    for g in (lambda x, y: x * y, lambda x, y: y**3 + 0 * x):
+        assert not pdbo.solve(pdbo.Problem(f, g), 0.5, 0.5, Implicit(), throw=False).ok
 
 
 def test_a_saddle_or_maximum_is_not_certified():
@@ -235,3 +235,36 @@ def test_states_do_not_change_once_a_run_has_ended():
     while state.status == 0:
         state = path.step(state)
     assert path.step(state) is state
+
+
+@pytest.mark.parametrize("name", ["exp(x)", "1 / (1 + x^2)", "-y^2"])
+def test_f_without_a_minimum_is_never_ok(name):
+    f = {
+        "exp(x)": lambda x, y: jnp.exp(x) + (y - x) ** 2,
+        "1 / (1 + x^2)": lambda x, y: 1 / (1 + x**2),
+        "-y^2": lambda x, y: -(y**2),
+    }[name]
+    problem = pdbo.Problem(f, lambda x, y: (y - x) ** 2)
+    assert not pdbo.solve(problem, 0.5, 0.5, Implicit(), throw=False).ok
+
+
+def test_boxes_with_entries_in_unlike_units():
+    unit = np.array([1e-6, 1.0, 1e6])
+    problem = pdbo.Problem(
+        lambda x, y, u: (
+            jnp.sum((y - jnp.array([0.3, 2.0, -1.0])) ** 2) + 0.1 * jnp.sum((x / u) ** 2)
+        ),
+        lambda x, y, u: jnp.sum((y - x / u) ** 2),
+        data=unit,
+        x_set=pdbo.Box(-unit, unit),
+    )
+    sol = pdbo.solve(problem, np.zeros(3), np.zeros(3))
+    assert sol.ok
+    np.testing.assert_allclose(sol.x / unit, [0.3 / 1.1, 1.0, -1.0 / 1.1], rtol=1e-7)
+
+
+def test_single_precision_starts_in_a_64_bit_session_are_lifted():
+    problem, x, _ = quadratic(0, 1e4)
+    sol = pdbo.solve(problem, np.zeros(2, np.float32), np.ones(3, np.float32))
+    assert sol.ok and sol.x.dtype == np.float64
+    np.testing.assert_allclose(sol.x, x, rtol=1e-7, atol=1e-7)

@@ -22,20 +22,22 @@ from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
 from ._host import HostRun, solution_at
 from ._options import Options
-from ._precision import Start, has_double
+from ._precision import Start, has_double, measure_in_double
 from ._solution import Solution, State
 from ._solver import Solver
-from ._stages import exact_certificate, facts_of
-from ._verdict import of_saved
+from ._stages import decided, exact_certificate, facts_of
+from ._verdict import FAR, RUNAWAY, of_saved
 from .checkpoint import CheckpointWriter
 from .exact.certificate import Facts
 from .exact.oracle import MOST_NUMBERS, Oracle, fits
 from .exact.small import CONVERGED, STALLED
 from .exact.valleys import explore
+from .sets import Free
 from .solvers._implicit import Implicit, ImplicitState
 
 SMALL = 50  # entries of x and y together: up to here other valleys of f are looked for
 EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the tolerance
+LEVEL = 1e-10  # relative to the fall of f: what f changes to second order where it is flat
 NEAR = 1e-2  # relative: an exact point this close to the search's is the same solution
 
 
@@ -123,10 +125,16 @@ class Portfolio:
 
     def _solved(self, run: State, until: int) -> Solution:
         first = self.walk(run, until)
+        if _size(first.run) > RUNAWAY * float(run.scale):
+            return self.solution(first, RESULTS.diverged)
         if not self._settled(first.run):
             return self.solution(first, RESULTS.max_steps)
         if self.search is None or self.alone(first):
             return self.solution(first)
+        if first.facts is not None and self._single(first.facts) and not decided(first.facts):
+            certificate = measure_in_double(self.problem, first.run.point)
+            if certificate.eps <= self.tol:  # such as a minimum at infinity
+                return self.solution(first._replace(certificate=certificate))
         return self._best(first, self._searched(self.search, first.run, until))
 
     def walk(self, run: State, until: int, look_around: bool = True) -> Found:
@@ -145,6 +153,9 @@ class Portfolio:
             if int(run.step) % self.options.every == 0:
                 self._record(run)
             self._keep(run)
+            if _size(run) > RUNAWAY * float(run.scale):
+                self._record(run)
+                return Found(run, None, None)
         self._record(run)
         facts = None
         if int(run.solver_state.path.status) in (CONVERGED, STALLED):
@@ -193,11 +204,11 @@ class Portfolio:
 
     def alone(self, found: Found) -> bool:
         """Whether an exact solution is certified and nothing hints at another inner minimum."""
-        facts = found.facts
-        if facts is None or not found.holds(self.tol) or facts.valleys > 1:
-            return False
-        oracle_free = Oracle(self.problem, *found.run.solver_state[1:]).free_y
-        return facts.unique or oracle_free
+        return found.facts is not None and found.holds(self.tol) and self._single(found.facts)
+
+    def _single(self, facts: Facts) -> bool:
+        """Whether g has one valley, and one minimum or a free Y to move in along its minima."""
+        return facts.valleys == 1 and (facts.unique or isinstance(self.problem.y_set, Free))
 
     def _searched(self, search: Solver, run: State, until: int) -> Solution:
         """The search from the start, after the steps and calls of the exact path."""
@@ -275,12 +286,25 @@ class Portfolio:
         if certificate is None:
             return self._host(int(run.step)).concluded(run, int(code), self.history)
         self._record(run, certificate)
-        if certificate.eps <= self.tol:
+        rows, path = self.history.rows, run.solver_state.path
+        note = "" if found.facts is None else self._no_minimum(run, found.facts, rows["f"][0])
+        if certificate.eps <= self.tol and not note:
             code = RESULTS.success
-        path, ended = run.solver_state.path, np.int32(code)
-        return solution_at(
-            run, certificate, path.f, path.g, ended, self.history.rows, int(run.step)
-        )
+        ended, steps = np.int32(code), int(run.step)
+        return solution_at(run, certificate, path.f, path.g, ended, rows, steps, note)
+
+    def _no_minimum(self, run: State, facts: Facts, first: float) -> str:
+        """A sentence if x went far and f became flat there; empty otherwise."""
+        fall = abs(first - float(run.solver_state.path.f))
+        if _size(run) > FAR * float(run.scale) and facts.bend <= LEVEL * fall:
+            return "f becomes flat far away from the start: it may have no minimum."
+        return ""
+
+
+def _size(run: State) -> float:
+    """The largest entry of x and y."""
+    path = run.solver_state.path
+    return max(float(np.max(np.abs(path.x))), float(np.max(np.abs(path.y))))
 
 
 def _close(a: PyTree, b: PyTree) -> bool:

@@ -72,7 +72,9 @@ def session(start: Start, solver: Solver) -> Iterator[Start]:
 def _lifted(start: Start, solver: Solver) -> Start | None:
     """The start in double precision if the run is to be lifted to it, else None."""
     problem = start.problem
-    if has_double() or traced(start) or problem.mesh is not None or problem.view.in_batches:
+    if traced(start) or problem.mesh is not None or problem.view.in_batches:
+        return None
+    if has_double() and not _is_single(start):
         return None
     if start.state is not None:
         if trees.dtype(start.state.scale) != np.float64:
@@ -98,6 +100,12 @@ def _lifted(start: Start, solver: Solver) -> Start | None:
             PrecisionWarning,
         )
     return None  # what is wrong in either precision is for the run to say
+
+
+def _is_single(start: Start) -> bool:
+    """Whether a new run starts from float32 numbers."""
+    leaves = jax.tree.leaves((start.x, start.y)) if start.state is None else []
+    return any(getattr(leaf, "dtype", None) == np.float32 for leaf in leaves)
 
 
 def _liftable(leaf: object) -> bool:

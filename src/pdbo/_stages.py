@@ -13,6 +13,7 @@ from .exact.oracle import LARGE, Oracle, fits
 CLOSE = (
     1e-6  # relative to y: an inner minimum this close leaves nothing for a relaxation to explain
 )
+NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be at infinity
 WRONG = 1e-2  # relative to x: no small gradient excuses an x this far from a solution
 TOL = 1e-4  # the tolerance for which the dear parts of an exact certificate are computed
 
@@ -61,5 +62,5 @@ def decided(facts: Facts, tol: float = TOL) -> bool:
     if facts.eps <= tol or facts.gap_left > WRONG:
         return True
     alone = facts.unique and facts.valleys == 1 and facts.gap_left == 0
-    wrong = facts.outer_left > WRONG or facts.curvature < 0
+    wrong = (facts.outer_left > WRONG and facts.gain > NEGLIGIBLE) or facts.curvature < 0
     return alone and facts.inner_left <= CLOSE and wrong

@@ -14,14 +14,13 @@ from .dense import EPS, Inner, Spectrum
 from .kinks import step_left
 from .newton import Minimum, minimise, newton_step, rounding
 from .oracle import Oracle, Values, Vector
-from .reduced import Reduced, reduce
+from .reduced import Reduced, energy, reduce, sizes_of
 from .small import KINKED, newton, open_directions
 
 FAR_STARTS = 8  # starts of inner searches at each radius
 FEW = 4  # up to so many entries of y there are three times as many
 RADII = (1.0, 10.0, 100.0)  # in units of 2 + 2 rms(y), if Y is unbounded
 BURST = 12  # Newton steps of a search that has not met the valley of y at once
-LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
 
 
 class Facts(NamedTuple):
@@ -39,6 +38,8 @@ class Facts(NamedTuple):
         unique: whether the inner minimum is the only one nearby and g curves in all directions.
         radius: how far from y lower valleys were looked for.
         adjoint: the size of the adjoint v, and g's curvature along it.
+        gain: how far f could fall by the step left, relative to f.
+        bend: how much f changes to second order over the size of x, in all entries together.
     """
 
     inner_left: float
@@ -52,6 +53,8 @@ class Facts(NamedTuple):
     unique: bool
     radius: float
     adjoint: tuple[float, float]
+    gain: float = np.inf
+    bend: float = np.inf
 
     @property
     def eps(self) -> float:
@@ -71,7 +74,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     inner = Inner(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
     inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
-    if step.flat or inner.spectrum.negative:
+    if not inner.spectrum.finite or step.flat or inner.spectrum.negative:
         return None
     reduced = reduce(oracle, x, y, values, inner)
     outer_left = _outer_left(oracle, x, y, reduced)
@@ -80,6 +83,8 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         outer_left = min(outer_left, step_left(oracle, x, here))
     if inner_left <= tol and elsewhere:
         gap, gap_left, valleys, radius = _elsewhere(oracle, x, y, values, inner)
+    elif inner_left > tol and elsewhere and not oracle.bounded_y:
+        gap, gap_left, valleys, radius = *_runaway(oracle, x, y, values), 1, 0.0
     else:
         gap, gap_left, valleys, radius = 0.0, 0.0, 1, 0.0
     half = 0.5 * abs(float(step.shift @ inner.H @ step.shift))
@@ -99,17 +104,16 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         not np.any(inner.spectrum.flat) and _curved(inner),
         radius,
         (float(np.linalg.norm(reduced.v)), bend),
+        _gain(reduced, x),
+        float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
     )
 
 
 def _apart(z: Vector, nearest: Vector) -> float:
     away = np.abs(z - nearest)
-    return float(np.max(np.where(away > 16 * EPS * np.abs(z), away, 0.0) / _size(z), initial=0.0))
-
-
-def _size(z: Vector) -> Vector:
-    """What steps are relative to: each entry, or one if the largest is larger."""
-    return np.maximum(np.abs(z), max(min(1.0, float(np.max(np.abs(z), initial=0.0))), LEAST))
+    return float(
+        np.max(np.where(away > 16 * EPS * np.abs(z), away, 0.0) / sizes_of(z), initial=0.0)
+    )
 
 
 class _Units(NamedTuple):
@@ -122,18 +126,12 @@ class _Units(NamedTuple):
 def _units(inner: Inner, x: Vector, y: Vector, values: Values) -> _Units:
     diagonal = np.abs(np.diag(inner.H))
     size = rounding(inner, x, np.abs(y), values) / (8 * EPS)
-    return _Units(diagonal, _energy(diagonal, size))
-
-
-def _energy(diagonal: Vector, slopes: Vector) -> float:
-    """What the terms that cancel in a gradient would be worth."""
-    safe = np.where(diagonal > 0, diagonal, 1.0)
-    return float(np.sum(np.where(diagonal > 0, slopes**2 / safe, 0.0)))
+    return _Units(diagonal, energy(diagonal, size))
 
 
 def _left(shift: Vector, z: Vector, units: _Units) -> float:
     """A step relative to z, entry by entry, or by energy where that is larger."""
-    plain = float(np.max(np.abs(shift) / _size(z), initial=0.0))
+    plain = float(np.max(np.abs(shift) / sizes_of(z), initial=0.0))
     if not units.energy > 0:
         return plain
     share = np.sqrt(units.curvature / units.energy) * np.abs(shift)
@@ -148,13 +146,18 @@ def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced) -> float
     sizes = reduced.noise / (16 * EPS)
     if move.both:  # a saddle: the curvature says so
         return 0.0
-    units = _Units(diagonal[:nx], _energy(diagonal, sizes))
+    units = _Units(diagonal[:nx], energy(diagonal, sizes))
     along_y = reduced.tangent[nx:, nx:] @ move.shift[nx:]
     left = max(
         _left(move.shift[:nx], x, units),
-        float(np.max(np.abs(along_y) / _size(y), initial=0.0)),
+        float(np.max(np.abs(along_y) / sizes_of(y), initial=0.0)),
     )
     return left if np.any(~spectrum.flat) or left == 0 else max(left, 1.0)
+
+
+def _gain(reduced: Reduced, x: Vector) -> float:
+    """How far f could fall by the step left, relative to f."""
+    return abs(newton(reduced, x, 1.0).slope) / max(abs(reduced.f), 1e-300)
 
 
 def _curved(inner: Inner) -> bool:
@@ -166,7 +169,7 @@ def _elsewhere(
     oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner
 ) -> tuple[float, float, int, float]:
     """How much lower g is in other valleys, absolutely and relatively, their number, the radius."""
-    rise, lower, valleys, radius = 0.0, 0.0, 1, 0.0
+    rise, lower, valleys, radius = _range(oracle, x, y), 0.0, 1, 0.0
     unbounded = not oracle.bounded_y
     base = 2 + 2 * float(np.sqrt(np.mean(y**2)))
     for factor in RADII if unbounded else RADII[:1]:
@@ -191,6 +194,25 @@ def _elsewhere(
         radius = factor * base
     left = float(np.sqrt(lower / max(rise, lower))) if lower > 0 else 0.0
     return lower, left, valleys, radius
+
+
+def _runaway(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[float, float]:
+    """How far g falls, and 1, if its minimum runs away from y; else 0 and 0."""
+    found = minimise(oracle, x, y)
+    away = float(np.linalg.norm(found.y - y))
+    if found.found or away <= 1 + 0.5 * float(np.linalg.norm(y)):
+        return 0.0, 0.0
+    return max(values.g - found.values.g, 0.0), 1.0
+
+
+def _range(oracle: Oracle, x: Vector, y: Vector) -> float:
+    """How much g changes around y at other x: at x itself it may be flat."""
+    far_x, far_y = (2 + 2 * float(np.sqrt(np.mean(z**2))) for z in (x, y))
+    changes = [0.0]
+    for index in (1, 2, 3):
+        other, aside = oracle.around_x(x, index, far_x), oracle.around_y(y, index, far_y)
+        changes.append(abs(oracle.values(other, aside).g - oracle.values(other, y).g))
+    return max(change for change in changes if np.isfinite(change))
 
 
 def _same_valley(

@@ -72,6 +72,9 @@ class Spectrum:
         matrix = matrix * known * known[:, None]
         scaled = matrix * self.unit * self.unit[:, None]
         scaled = (scaled + scaled.T) / 2
+        self.finite = bool(np.all(np.isfinite(scaled)))
+        if not self.finite:
+            scaled = np.zeros_like(scaled)
         if scaled.size:
             self.values, self.vectors = np.linalg.eigh(scaled)
         else:
@@ -162,6 +165,9 @@ def inner_face(oracle: Oracle, y: Vector, values: Values, step: float) -> Face:
     """The face of Y that y is on: where the boundary could go either way, the one f prefers."""
     if oracle.free_y:
         return whole(oracle.ny)
+    if oracle.boxed_y:  # entry by entry: they may differ in their units
+        tied = 1e-9 * np.maximum(np.abs(y), 1e-280) * np.sign(values.f_y)
+        return face_at(oracle.turn_y, y - step * values.g_y - tied, step)
     size = float(np.linalg.norm(values.f_y))
     tie = 1e-9 * float(np.linalg.norm(y)) / size if size > 0 else 0.0
     return face_at(oracle.turn_y, y - step * values.g_y - tie * values.f_y, step)

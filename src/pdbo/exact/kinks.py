@@ -15,14 +15,13 @@ import numpy as np
 from .dense import EPS, Face, Matrix, Spectrum, Vector
 from .newton import Minimum, minimise
 from .oracle import Oracle
-from .reduced import outer_face, reduce
+from .reduced import LEAST, outer_face, reduce
 
 ROUNDS = 40  # the most inner solves from one point
 LOOSE = 1e-3  # the least curvature of the model, against the largest
 FARTHEST = 1.0  # relative to x: the longest step
 ASIDE = 1e-7  # relative to x: how far aside the other pieces of a kink are looked for
 SOME = 1e-3  # a step is taken if f falls by this share of what the model says
-LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
 
 
 class Piece(NamedTuple):
@@ -172,9 +171,21 @@ def step_left(oracle: Oracle, x: Vector, minimum: Minimum) -> float:
             there = piece_at(oracle, aside, minimise(oracle, aside, minimum.y))
             if there is not None and not any(there.face.same(p.face) for p in pieces):
                 pieces.append(there)
-    # a kink within reach: what the pieces differ by there is not held against them
-    pieces = [here, *(p._replace(minimum=p.minimum.with_f(_lowered(p, here))) for p in pieces[1:])]
-    return model_step(oracle, here, pieces).left + ASIDE
+    for _ in range(x.size + 2):  # pieces that meet in a corner: look where the model says f falls
+        step = model_step(oracle, here, _met(pieces, here))
+        if step.left <= ASIDE:
+            break
+        aside = oracle.project_x(x + ASIDE / step.left * step.move)
+        there = piece_at(oracle, aside, minimise(oracle, aside, minimum.y))
+        if there is None or any(there.face.same(p.face) for p in pieces):
+            break
+        pieces.append(there)
+    return model_step(oracle, here, _met(pieces, here)).left + ASIDE
+
+
+def _met(pieces: list[Piece], here: Piece) -> list[Piece]:
+    """The pieces with a kink within reach: what they differ by there is not held against them."""
+    return [here, *(p._replace(minimum=p.minimum.with_f(_lowered(p, here))) for p in pieces[1:])]
 
 
 def _lowered(piece: Piece, here: Piece) -> float:

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from .certificate import LEAST, Facts
+from .certificate import Facts
 from .krylov import norm
 from .large import STRICT_ADJOINT, STRICT_INNER, Large
 from .oracle import Oracle, Vector
+from .reduced import LEAST
 
 ASIDE = 1e-3  # relative to x: length of the step that measures the curvature of f
 ROUNDING = 1e-13  # relative to its terms: a gradient this small is rounding

@@ -68,6 +68,8 @@ def minimise(
         inner = Inner(oracle, x, y, values)
     step = _newton(oracle, x, y, values, inner, reach, size)
     for _ in range(rounds):
+        if not (values.finite and inner.spectrum.finite):
+            break
         if not np.any(step.shift):
             if not inner.spectrum.negative:
                 return Minimum(y, values, inner, True, step.shift, passes)
@@ -166,13 +168,24 @@ def _shorten(
                 fall = min(float(values.g_y @ (target - y)), 0.0)
                 if seen.g <= values.g + 1e-4 * fall and seen.g < values.g:
                     return target, seen, length
-                calmer = np.linalg.norm(seen.g_y) <= 0.9 * np.linalg.norm(values.g_y)
-                if seen.g <= values.g + noise and abs(fall) <= noise and calmer:
-                    return target, seen, length
+                if seen.g <= values.g + noise and abs(fall) <= noise:
+                    before, after = (
+                        _residual(oracle, at, inner, there)
+                        for at, there in ((y, values), (target, seen))
+                    )
+                    if after <= 0.9 * before:
+                        return target, seen, length
             length *= 0.25
         if oracle.free_y and slope < 0:
             break
     return None
+
+
+def _residual(oracle: Oracle, y: Vector, inner: Inner, values: Values) -> float:
+    """The size of the projected gradient step: what a bound holds back does not count."""
+    if oracle.free_y:
+        return float(np.linalg.norm(values.g_y))
+    return float(np.linalg.norm(oracle.project_y(y - inner.step * values.g_y) - y))
 
 
 def _leave(
@@ -181,7 +194,9 @@ def _leave(
     """A lower point beside a maximum or saddle of g."""
     spectrum = inner.spectrum
     down = inner.face.basis @ (spectrum.unit * spectrum.vectors[:, 0])
-    length = max(float(np.linalg.norm(y)), 1e-8) / np.linalg.norm(down)
+    # far enough for g to fall by more than rounding, in units that make its curvature one
+    seen_fall = np.sqrt(1e4 * EPS * abs(values.g) / -spectrum.least)
+    length = max(max(float(np.linalg.norm(y)), 1e-8) / np.linalg.norm(down), seen_fall)
     for _ in range(20):
         for sign in (1.0, -1.0):
             target = oracle.project_y(y + sign * length * down)

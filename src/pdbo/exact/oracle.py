@@ -12,14 +12,16 @@ import jax
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.sharding import SingleDeviceSharding
 from jaxtyping import Float, PyTree
 
 from .._checks import traced
 from .._problem import Problem
-from ..sets import Free, Set
+from ..sets import Box, Free, NonNegative, Set
 from .points import kronecker
 
 MOST_Y, MOST_X = 500, 100  # the most entries of y and x
+FEW_NUMBERS = 10**6  # in x, y and data together: up to here the CPU is faster than a GPU
 MOST_NUMBERS = 10**7  # in x, y and data together
 MOST_WORK = 2 * 10**8  # the most numbers of data that one matrix of second derivatives may read
 
@@ -136,6 +138,14 @@ def _around(
     return _flat(constraint.hashed_point(index, shapes.tree(z), radius))
 
 
+def _place(numbers: PyTree) -> SingleDeviceSharding | None:
+    """The CPU for few numbers: a GPU would mostly wait for the host. None is JAX's own choice."""
+    few = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(numbers)) <= FEW_NUMBERS
+    if not few or jax.default_backend() == "cpu":
+        return None
+    return SingleDeviceSharding(jax.devices("cpu")[0])
+
+
 SMALL, LARGE = "small", "large"
 
 
@@ -167,7 +177,8 @@ class Values(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether all of them are finite."""
-        return all(np.all(np.isfinite(part)) for part in self)
+        total = self.f + self.g + self.f_x.sum() + self.f_y.sum() + self.g_x.sum() + self.g_y.sum()
+        return bool(np.isfinite(total)) or all(np.all(np.isfinite(part)) for part in self)
 
 
 class Calls:
@@ -192,10 +203,14 @@ class Oracle:
 
     def __init__(self, problem: Problem, x: PyTree, y: PyTree):
         self._program = _Program(problem, x, y)
-        self._arrays = tuple(v for v in jax.tree.leaves(problem) if eqx.is_array(v))
+        arrays = tuple(v for v in jax.tree.leaves(problem) if eqx.is_array(v))
+        self._place = _place((x, y, arrays))
+        self._arrays = arrays if self._place is None else jax.device_put(arrays, self._place)
         self.nx, self.ny = self._program.x.size, self._program.y.size
         self.free_x = isinstance(problem.x_set, Free)
         self.free_y = isinstance(problem.y_set, Free)
+        self.boxed_x = isinstance(problem.x_set, Box | NonNegative)
+        self.boxed_y = isinstance(problem.y_set, Box | NonNegative)
         self.problem, self.calls = problem, Calls()
         self.bounded_y = not self.free_y and bool(np.isfinite(problem.y_set.diameter(y)))
         self._last: tuple[Vector, Vector, Array] | None = None
@@ -214,15 +229,20 @@ class Oracle:
     def _at(self, x: Vector, y: Vector) -> Array:
         """(x, y) on the device, kept for the products that follow."""
         if self._last is None or self._last[0] is not x or self._last[1] is not y:
-            self._last = (x, y, jax.device_put(np.concatenate([x, y])))
+            self._last = (x, y, jax.device_put(np.concatenate([x, y]), self._place))
         return self._last[2]
+
+    def _sent(self, z: Vector) -> Vector | Array:
+        """A vector for one call: JAX sends it fastest itself if the place is its own choice."""
+        return z if self._place is None else jax.device_put(z, self._place)
 
     def values(self, x: Vector, y: Vector) -> Values:
         """f, g and their gradients."""
         self.calls.values += 1
-        out = np.asarray(_evaluate(self._program, self._arrays, self._at(x, y)))
+        z = self._sent(np.concatenate([x, y]))
+        out = np.asarray(_evaluate(self._program, self._arrays, z))
         nx, n = self.nx, self.nx + self.ny
-        cuts = np.split(out[2:], (nx, n, n + nx))
+        cuts = (out[2 : 2 + nx], out[2 + nx : 2 + n], out[2 + n : 2 + n + nx], out[2 + n + nx :])
         return Values(float(out[0]), float(out[1]), *cuts)
 
     def product(self, x: Vector, y: Vector, w: Vector) -> tuple[Vector, Vector]:
@@ -264,7 +284,8 @@ class Oracle:
         if free:
             return z + radius * (2 * kronecker(index + 1, np.full(z.size, 0.5))[-1] - 1)
         number, far = np.uint32(index), np.float64(radius)
-        return np.asarray(_around(self._program, which, self._arrays, z, number, far))
+        sent = self._sent(z)
+        return np.asarray(_around(self._program, which, self._arrays, sent, number, far))
 
     def _projected(self, which: str, u: Vector, w: Vector) -> tuple[Array, Array]:
-        return _project(self._program, which, self._arrays, u, w)
+        return _project(self._program, which, self._arrays, self._sent(u), w)

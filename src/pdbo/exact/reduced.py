@@ -7,13 +7,21 @@ import numpy as np
 from .dense import EPS, Face, Inner, Matrix, Spectrum, face_at, whole
 from .oracle import Oracle, Values, Vector
 
+LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
+NOTHING = 1e-24  # a share of f's second-order change this small is made of rounding alone
 NEAR = 1e-9  # relative to x: a bound this close is reached
+
+
+def sizes_of(z: Vector) -> Vector:
+    """What steps are relative to: each entry, or the largest, at most one, if that is larger."""
+    return np.maximum(np.abs(z), max(min(1.0, float(np.max(np.abs(z), initial=0.0))), LEAST))
 
 
 class Reduced(NamedTuple):
     """f as a function of x and of the flat directions of y, at an inner minimum.
 
     Attributes:
+        f: its value.
         v: the adjoint.
         gradient: the implicit gradient in x, then the gradient along the flat directions.
         noise: how far it may be off by rounding.
@@ -23,6 +31,7 @@ class Reduced(NamedTuple):
         spectrum: that of B on the face.
     """
 
+    f: float
     v: Vector
     gradient: Vector
     noise: Vector
@@ -46,13 +55,16 @@ def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner) -
     sure = np.abs(tangent)
     sure[nx:, :nx] += np.stack([inner.doubt(column) for column in inner.G], axis=1)
     doubt = 16 * EPS * np.sum(sure * np.abs(bent), axis=0)
+    reach = np.concatenate([sizes_of(x), np.full(flat.shape[1], np.max(sizes_of(y)))])
+    worth = np.abs(np.diag(B)) * reach**2
+    doubt = np.maximum(doubt, NOTHING * np.max(worth) / reach**2)
     sizes = np.abs(tangent[nx:].T) @ np.abs(values.f_y) + np.abs(B[:, :nx]) @ np.abs(x)
     sizes[:nx] += np.abs(values.f_x) + np.abs(inner.G) @ np.abs(v)
     face = outer_face(oracle, x, slope[:nx])
     Q = open_directions(face, flat.shape[1])
     bend = np.concatenate([face.bend, np.zeros(flat.shape[1])])
     spectrum = Spectrum(Q.T @ B @ Q + np.diag(bend), (Q.T**2) @ doubt, 64 * EPS * len(B))
-    return Reduced(v, slope, 16 * EPS * sizes, tangent, B, face, spectrum)
+    return Reduced(values.f, v, slope, 16 * EPS * sizes, tangent, B, face, spectrum)
 
 
 def open_directions(face: Face, flat: int) -> Matrix:
@@ -65,7 +77,16 @@ def outer_face(oracle: Oracle, x: Vector, slope: Vector) -> Face:
     """The face of X that x is on and that a descent would not leave."""
     if oracle.free_x:
         return whole(oracle.nx)
+    if oracle.boxed_x:  # entry by entry: they may differ in their units
+        steps = NEAR * np.maximum(np.abs(x), 1e-280) * np.sign(slope)
+        return face_at(oracle.turn_x, x - steps, 1.0)
     size = float(np.linalg.norm(slope))
     far = max(float(np.max(np.abs(x), initial=0.0)), 1e-8)
     step = NEAR * far / size if size > 0 else NEAR * far
     return face_at(oracle.turn_x, x - step * slope, step)
+
+
+def energy(diagonal: Vector, slopes: Vector) -> float:
+    """What the terms that cancel in a gradient would be worth, by second derivatives."""
+    safe = np.where(diagonal > 0, diagonal, 1.0)
+    return float(np.sum(np.where(diagonal > 0, slopes**2 / safe, 0.0)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .dense import EPS, Inner
+from .dense import EPS, Inner, Matrix, Spectrum
 from .kinks import descend
 from .newton import Minimum, minimise
 from .oracle import Oracle, Values, Vector
@@ -22,6 +22,8 @@ RUNNING, CONVERGED, STALLED, FAILED, NONCONVEX = 0, 1, 2, 3, 4
 
 HALVINGS = 30  # the most times an outer step is shortened
 SHORT = 1e-6  # relative to x: Newton steps this short should shrink, or they are rounding
+HARDLY = 1e-10  # a fall of f by this part of its whole fall is hardly one ...
+STILL = 5  # ... and so many in a row end a run: the minimum may be at infinity
 KINK = 1e-9  # relative to x: at a kink a step this short is none
 CRAMPED = 0.1  # a step shortened to this may have met a kink
 KINKED = 30  # the most entries of x for which kinks are looked for
@@ -44,33 +46,60 @@ class Move(NamedTuple):
     both: bool
 
 
-def newton(reduced: Reduced, x: Vector, reach: float) -> Move:
-    """A Newton step, made a descent where f curves down and bounded where it does not curve."""
+def newton(reduced: Reduced, x: Vector, reach: float, first: bool = True) -> Move:
+    """A Newton step, made a descent where f curves down and bounded where it hardly curves.
+
+    If f curves up in all directions and no step had to be shortened, the first step is not
+    bounded, and the others are at most ten times the largest entry of x (or one, if that is
+    smaller); else they are at most `reach` times that, up to 1.
+    """
     nx, spectrum = x.size, reduced.spectrum
     Q = open_directions(reduced.face, reduced.gradient.size - nx)
     parts = spectrum.split(Q.T @ reduced.gradient)
     doubt = np.abs(spectrum.vectors.T) @ (spectrum.unit * (np.abs(Q.T) @ reduced.noise))
     curved = ~spectrum.flat
-    size = np.where(curved, np.abs(spectrum.values), 1.0)
-    steep = np.abs(parts) > doubt
-    along = np.where(curved, parts / size, 0.0)
-    loose = np.where(steep & (~curved | (spectrum.values < 0)), parts, 0.0)
-    far = float(np.max(np.abs(x), initial=1e-8))
-    if np.any(loose):
-        along = np.where(loose != 0, 0.0, along)
-        unit = np.linalg.norm(Q @ spectrum.join(loose))
-        along = along + loose * reach * max(far, 1.0) / unit
-    step = -(Q @ spectrum.join(along))
+    size = np.where(curved, np.abs(spectrum.values), 0.0)
+    slopes = np.where(curved | (np.abs(parts) > doubt), parts, 0.0)
+    # a step that f cannot tell from none is none: towards a minimum at infinity there is no end
+    gain = np.where(curved, 0.5 * slopes**2 / np.where(curved, size, 1.0), np.inf)
+    slopes = np.where(gain > EPS * abs(reduced.f), slopes, 0.0)
+    free = reach >= 1 and not spectrum.negative and not np.any(slopes[~curved])
+    far = max(float(np.max(np.abs(x), initial=0.0)), 1.0)
+    most = (np.inf if first else 10.0) if free else min(reach, 1.0)
+    step = _bounded(Q, spectrum, slopes, size, most * far)
+    safe = np.where(curved, size, 1.0)
     known = np.abs(Q) @ (
-        spectrum.unit * (np.abs(spectrum.vectors) @ np.where(curved, doubt / size, 0.0))
+        spectrum.unit * (np.abs(spectrum.vectors) @ np.where(curved, doubt / safe, 0.0))
     )
     shift = np.where(np.abs(step) > known, step, 0.0)
     both = False
     if not np.any(shift) and spectrum.negative:
         down = Q @ (spectrum.unit * spectrum.vectors[:, 0])
-        step = shift = down * reach * max(far, 1.0) / np.linalg.norm(down)
+        step = shift = down * min(reach, 1.0) * far / np.linalg.norm(down)
         both = True
     return Move(step, float(reduced.gradient @ step), shift, both)
+
+
+def _bounded(Q: Matrix, spectrum: Spectrum, slopes: Vector, size: Vector, bound: float) -> Vector:
+    """The Newton step, with as much curvature added as brings it within a bound."""
+
+    def step(more: float) -> Vector:
+        safe = np.where(size + more > 0, size + more, 1.0)
+        return -(Q @ spectrum.join(np.where(size + more > 0, slopes / safe, 0.0)))
+
+    def fits(more: float) -> bool:
+        loose = more == 0 and np.any(slopes[size == 0])
+        return not loose and float(np.max(np.abs(step(more)), initial=0.0)) <= bound
+
+    if fits(0.0):
+        return step(0.0)
+    low, high = 1e-30, 1e-30
+    while not fits(high) and high < 1e30:
+        low, high = high, 100 * high
+    for _ in range(20):
+        middle = np.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return step(high)
 
 
 def steepest(reduced: Reduced, x: Vector) -> Move:
@@ -92,6 +121,8 @@ class SmallState(NamedTuple):
     slope: np.float64  # the size of the reduced gradient on its face
     shift: np.float64  # the last Newton step, relative to x
     reach: np.float64  # how far to go where f does not curve, in units of x
+    first: np.float64  # f at the start
+    still: np.int64  # steps in a row that hardly changed f
     step: np.int64
     status: np.int64
     values: np.int64
@@ -101,7 +132,7 @@ class SmallState(NamedTuple):
     def blank(cls, nx: int, ny: int) -> "SmallState":
         """A state of the right shapes."""
         zero, none = np.float64(0.0), np.int64(0)
-        numbers = (zero, zero, zero, zero, zero, none, none, none, none)
+        numbers = (zero, zero, zero, zero, zero, zero, none, none, none, none, none)
         return cls(np.zeros(nx), np.zeros(ny), *numbers)
 
 
@@ -125,7 +156,8 @@ class Small:
         inf, one = np.float64(np.inf), np.float64(1.0)
         state = SmallState(
             x, found.y, np.float64(found.values.f), np.float64(found.values.g), inf, inf, one,
-            np.int64(0), np.int64(status), np.int64(0), np.int64(0),
+            np.float64(found.values.f), np.int64(0), np.int64(0), np.int64(status), np.int64(0),
+            np.int64(0),
         )  # fmt: skip
         return self._count(state, before)
 
@@ -139,7 +171,7 @@ class Small:
         values = oracle.values(x, y)
         inner = Inner(oracle, x, y, values)
         reduced = reduce(oracle, x, y, values, inner)
-        move = newton(reduced, x, float(state.reach))
+        move = newton(reduced, x, float(state.reach), state.step == 0)
         Q = open_directions(reduced.face, reduced.gradient.size - oracle.nx)
         state = state._replace(slope=np.float64(np.linalg.norm(Q.T @ reduced.gradient)))
         short = relative(move.shift[: oracle.nx], x)
@@ -164,18 +196,20 @@ class Small:
             return self._count(
                 state._replace(status=np.int64(status), shift=np.float64(short)), before
             )
-        x, found, length = trial
+        before_x, (x, found, length) = x, trial
+        stuck = relative(x - before_x, before_x) <= KINK and length < CRAMPED
+        if stuck and not values.f - found.values.f > 32 * EPS * abs(values.f):
+            status = CONVERGED if short <= 10 * SHORT else STALLED
+            ended = state._replace(status=np.int64(status), shift=np.float64(short))
+            return self._count(ended, before)
+        grown = min(4 * state.reach, 1e8) if length == 1 else max(length * state.reach, 1e-8)
+        fall, whole = state.f - found.values.f, state.first - found.values.f
+        still = state.still + 1 if fall <= HARDLY * whole and short > SHORT else np.int64(0)
         state = state._replace(
-            x=x,
-            y=found.y,
-            f=np.float64(found.values.f),
-            g=np.float64(found.values.g),
-            shift=np.float64(short),
-            reach=np.float64(
-                min(4 * state.reach, 1e8) if length == 1 else max(length * state.reach, 1e-8)
-            ),
-            step=state.step + 1,
-        )
+            x=x, y=found.y, f=np.float64(found.values.f), g=np.float64(found.values.g),
+            shift=np.float64(short), reach=np.float64(grown), still=np.int64(still),
+            step=state.step + 1, status=np.int64(STALLED if still >= STILL else RUNNING),
+        )  # fmt: skip
         return self._count(state, before)
 
     def _bent(

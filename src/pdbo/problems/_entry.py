@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from .._multistart import EVEN, kronecker
+from .._multistart import EVEN
 from .._problem import Problem
+from ..exact.points import kronecker
 
 Leaf = np.ndarray | float
 

@@ -43,8 +43,8 @@ class AutoPDBO(Solver):
     the search alone: primal-dual bilevel optimisation without a step size, a smoothing or a slack
     to choose.
 
-    The search works on $\min f(z)$ over $z = (x, y)$ subject to $h(z) \le \delta$ as PDBO does, with these
-    ideas in place of the numbers PDBO asks for:
+    The search works on $\min f(z)$ over $z = (x, y)$ subject to $h(z) \le \delta$ as PDBO does,
+    with these ideas in place of the numbers PDBO asks for:
 
     1. **Cuts instead of one inner estimate.** $g^*(x) \le g(x, \hat y_k)$ for any
        $\hat y_k \in Y$, so $h_k(z) = g(x, y) - g(x, \hat y_k) \le \delta$ is necessary even if
@@ -78,8 +78,8 @@ class AutoPDBO(Solver):
        the search has settled, or has become slow, spectral steps on $\phi$ take over: near a
        solution, or, if Y is free, anywhere if the active slots agree on the slope of $g^*$.
 
-    A run of the search has four phases: SEARCH (ideas 1 to 5), APPROACH, where y and a slot are taken to their
-    minima and polishing may be refused, POLISH (idea 7), and DONE, where the state no longer
+    The search has four phases: SEARCH (ideas 1 to 5), APPROACH, where y and a slot are taken to
+    their minima and polishing may be refused, POLISH (idea 7), and DONE, where the state no longer
     changes. If polishing fails, the run goes back to SEARCH.
 
     A multiplier magnifies the rounding of single precision, so `solve` runs small problems in
