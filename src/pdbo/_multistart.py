@@ -132,6 +132,8 @@ def _exact_batch(
             return None
         path = Portfolio(one, None, options)
         found = path.walk(begin_exact(one, solver), options.steps or MOST_STEPS, False)
+        if index == 0 and not (solver.on_host or path.single(path.judged(found.run).facts)):
+            return None
         if found.certificate is None:
             found = found._replace(certificate=NOT_MEASURED)
         ends.append(path.solution(found))

@@ -131,7 +131,7 @@ class Portfolio:
             return self.solution(first, RESULTS.max_steps)
         if self.search is None or self.alone(first):
             return self.solution(first)
-        if first.facts is not None and self._single(first.facts) and not decided(first.facts):
+        if first.facts is not None and self.single(first.facts) and not decided(first.facts):
             certificate = measure_in_double(self.problem, first.run.point)
             if certificate.eps <= self.tol:  # such as a minimum at infinity
                 return self.solution(first._replace(certificate=certificate))
@@ -204,10 +204,12 @@ class Portfolio:
 
     def alone(self, found: Found) -> bool:
         """Whether an exact solution is certified and nothing hints at another inner minimum."""
-        return found.facts is not None and found.holds(self.tol) and self._single(found.facts)
+        return found.facts is not None and found.holds(self.tol) and self.single(found.facts)
 
-    def _single(self, facts: Facts) -> bool:
+    def single(self, facts: Facts | None) -> bool:
         """Whether g has one valley, and one minimum or a free Y to move in along its minima."""
+        if facts is None:
+            return False
         return facts.valleys == 1 and (facts.unique or isinstance(self.problem.y_set, Free))
 
     def _searched(self, search: Solver, run: State, until: int) -> Solution:
