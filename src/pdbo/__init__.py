@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .solvers import AutoPDBO as AutoPDBO
     from .solvers import BigSAM as BigSAM
     from .solvers import Calls as Calls
+    from .solvers import Implicit as Implicit
     from .solvers import Point as Point
     from .solvers import ProximalPDBO as ProximalPDBO
     from .solvers import Solver as Solver
@@ -95,7 +96,7 @@ _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BigSAM Calls "
-    "Point Solver",
+    "Implicit Point Solver",
 }
 _HOMES = {
     name: module

@@ -9,6 +9,7 @@ from .oracle import Oracle, Vector
 from .reduced import LEAST
 
 ASIDE = 1e-3  # relative to x: length of the step that measures the curvature of f
+NEAR_MINIMUM = 1e-6  # the gradient of g at an inner minimum is below this part of that of f
 ROUNDING = 1e-13  # relative to its terms: a gradient this small is rounding
 
 
@@ -18,6 +19,9 @@ def look_at_large(oracle: Oracle, x: Vector, y: Vector, tol: float) -> Facts | N
     The step left to a solution is measured along the gradient alone. Other valleys of g are not
     looked for.
     """
+    values = oracle.values(x, y)
+    if oracle.free_y and norm(values.g_y) > NEAR_MINIMUM * norm(values.f_y):
+        return None  # the point of a first-order method, which holds only if it is relaxed
     path = Large(oracle, tol)
     state = path.start(x, y)
     if not path.sound(state):
