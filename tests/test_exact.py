@@ -267,3 +267,52 @@ def test_single_precision_starts_in_a_64_bit_session_are_lifted():
     sol = pdbo.solve(problem, np.zeros(2, np.float32), np.ones(3, np.float32))
     assert sol.ok and sol.x.dtype == np.float64
     np.testing.assert_allclose(sol.x, x, rtol=1e-7, atol=1e-7)
+
+
+def test_large_problems_go_by_products():
+    problem, x, _ = quadratic(0, 10.0, 120, 150)
+    sol = pdbo.solve(problem, np.zeros(120), np.ones(150))
+    assert sol.ok and sol.certificate.exact and isinstance(sol.state.solver, Implicit)
+    np.testing.assert_allclose(sol.x, x, atol=1e-5)
+    assert pdbo.certify(problem, sol.x, sol.y).eps == sol.certificate.eps
+    elsewhere = x + 0.3
+    inner = -np.linalg.solve(
+        np.asarray(problem.data["H"]), np.asarray(problem.data["C"]) @ elsewhere
+    )
+    wrong = pdbo.certify(problem, elsewhere, inner)
+    assert wrong.exact and wrong.eps >= 1e-2
+    part = pdbo.solve(problem, np.zeros(120), np.ones(150), steps=3)
+    rest = pdbo.solve(problem, state=part.state)
+    np.testing.assert_array_equal(rest.x, sol.x)
+
+
+def test_flat_directions_of_a_large_problem():
+    n = 300
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((x - y["b"]) ** 2) + jnp.sum((y["a"] - 1) ** 2),
+        lambda x, y: jnp.sum((y["b"] - x) ** 2),
+    )
+    sol = pdbo.solve(problem, np.full(n, 3.0), {"a": np.zeros(n), "b": np.full(n, 5.0)})
+    assert sol.ok and float(sol.f) <= 1e-12
+    np.testing.assert_allclose(sol.y["a"], 1, rtol=1e-6)
+
+
+def test_checkpoints_on_the_way(tmp_path):
+    problem = pdbo.Problem(lambda x, y: (y - 1) ** 4 + x**2, lambda x, y: jnp.cosh(y - x) + y**2)
+    whole = pdbo.solve(problem, 3.0, 1.0)
+    options = {"checkpoint": tmp_path, "checkpoint_every": 0}
+    part = pdbo.solve(problem, 3.0, 1.0, steps=2, **options)
+    assert part.steps == 2 and not part.ok
+    sol = pdbo.solve(problem, 3.0, 1.0, **options)
+    assert sol.ok and sol.steps == whole.steps
+    np.testing.assert_array_equal(sol.x, whole.x)
+    with pytest.raises(pdbo.CheckpointError, match="another x0, y0 or key"):
+        pdbo.solve(problem, 2.0, 1.0, **options)
+
+
+def test_a_lower_valley_in_sight_is_taken():
+    problem = pdbo.Problem(lambda x, y: (y**2 - 1) ** 2 + 0.3 * y, lambda x, y: (y - x) ** 2)
+    sol = pdbo.solve(problem, 1.5, 1.5)
+    assert sol.ok and float(sol.x) < -1
+    alone = pdbo.solve(problem, 1.5, 1.5, Implicit(), observe=lambda x, y: {"double": 2 * x})
+    assert alone.history["double"][-1] == 2 * float(alone.x)
