@@ -30,7 +30,7 @@ from ._verdict import FAR, RUNAWAY, of_saved
 from .checkpoint import CheckpointWriter
 from .exact.certificate import Facts
 from .exact.oracle import MOST_NUMBERS, Oracle, fits
-from .exact.small import CONVERGED, STALLED
+from .exact.status import CONVERGED, STALLED
 from .exact.valleys import explore
 from .sets import Free
 from .solvers._implicit import Implicit, ImplicitState
@@ -298,7 +298,7 @@ class Portfolio:
     def _no_minimum(self, run: State, facts: Facts, first: float) -> str:
         """A sentence if x went far and f became flat there; empty otherwise."""
         fall = abs(first - float(run.solver_state.path.f))
-        if _size(run) > FAR * float(run.scale) and facts.bend <= LEVEL * fall:
+        if _size(run) > FAR * float(run.scale) and facts.swing <= LEVEL * fall:
             return "f becomes flat far away from the start: it may have no minimum."
         return ""
 

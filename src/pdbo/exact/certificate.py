@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dense import EPS, Inner, Spectrum
+from .dense import EPS, Curvature
 from .kinks import step_left
-from .newton import Minimum, minimise, newton_step, rounding
+from .newton import Minimum, minimise, newton_step, terms
 from .oracle import Oracle, Values, Vector
 from .reduced import Reduced, energy, reduce, sizes_of
-from .small import KINKED, newton, open_directions
+from .small import KINKED, Move, newton
 
 FAR_STARTS = 8  # starts of inner searches at each radius
 FEW = 4  # up to so many entries of y there are three times as many
@@ -39,7 +39,7 @@ class Facts(NamedTuple):
         radius: how far from y lower valleys were looked for.
         adjoint: the size of the adjoint v, and g's curvature along it.
         gain: how far f could fall by the step left, relative to f.
-        bend: how much f changes to second order over the size of x, in all entries together.
+        swing: how much f changes to second order over the size of x, in all entries together.
     """
 
     inner_left: float
@@ -54,7 +54,7 @@ class Facts(NamedTuple):
     radius: float
     adjoint: tuple[float, float]
     gain: float = np.inf
-    bend: float = np.inf
+    swing: float = np.inf
 
     @property
     def eps(self) -> float:
@@ -71,42 +71,46 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     if not values.finite:
         return None
     outside = max(_apart(x, oracle.project_x(x)), _apart(y, oracle.project_y(y)))
-    inner = Inner(oracle, x, y, values)
+    inner = Curvature(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
     inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
     if not inner.spectrum.finite or step.flat or inner.spectrum.negative:
         return None
     reduced = reduce(oracle, x, y, values, inner)
-    outer_left = _outer_left(oracle, x, y, reduced)
+    move = newton(reduced, x, 1.0)
+    outer_left = _outer_left(oracle, x, y, reduced, move)
     here = Minimum(y, values, inner, True, step.shift, 0)
     if outer_left > tol >= inner_left and not oracle.free_y and oracle.nx <= KINKED:
         outer_left = min(outer_left, step_left(oracle, x, here))
     if inner_left <= tol and elsewhere:
-        gap, gap_left, valleys, radius = _elsewhere(oracle, x, y, values, inner)
+        gap, gap_left, valleys, radius = _elsewhere(oracle, x, y, values)
     elif inner_left > tol and elsewhere and not oracle.bounded_y:
         gap, gap_left, valleys, radius = *_runaway(oracle, x, y, values), 1, 0.0
     else:
         gap, gap_left, valleys, radius = 0.0, 0.0, 1, 0.0
     half = 0.5 * abs(float(step.shift @ inner.H @ step.shift))
-    Q = open_directions(reduced.face, reduced.gradient.size - oracle.nx)
-    spectrum = reduced.spectrum
-    curvature = spectrum.least / spectrum.top if spectrum.top > 0 else 0.0
-    bend = float(reduced.v @ inner.H @ reduced.v)
+    everywhere = inner.everywhere
     return Facts(
-        inner_left,
-        outer_left,
-        max(gap, half),
-        gap_left,
-        float(np.linalg.norm(Q.T @ reduced.gradient)),
-        float(np.linalg.norm(inner.face.basis.T @ values.g_y)),
-        min(curvature, 0.0) if curvature > -1e-6 else curvature,
-        valleys,
-        not np.any(inner.spectrum.flat) and _curved(inner),
-        radius,
-        (float(np.linalg.norm(reduced.v)), bend),
-        _gain(reduced, x),
-        float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
+        inner_left=inner_left,
+        outer_left=outer_left,
+        gap=max(gap, half),
+        gap_left=gap_left,
+        slope=reduced.slope,
+        residual=float(np.linalg.norm(inner.face.basis.T @ values.g_y)),
+        curvature=_curvature(reduced),
+        valleys=valleys,
+        unique=not np.any(everywhere.flat) and not everywhere.negative,
+        radius=radius,
+        adjoint=(float(np.linalg.norm(reduced.v)), float(reduced.v @ inner.H @ reduced.v)),
+        gain=abs(move.slope) / max(abs(reduced.f), 1e-300),
+        swing=float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
     )
+
+
+def _curvature(reduced: Reduced) -> float:
+    """The least curvature of f relative to the largest, zero unless it is negative."""
+    spectrum = reduced.spectrum
+    return min(spectrum.least / spectrum.top, 0.0) if spectrum.top > 0 else 0.0
 
 
 def _apart(z: Vector, nearest: Vector) -> float:
@@ -123,10 +127,9 @@ class _Units(NamedTuple):
     energy: float
 
 
-def _units(inner: Inner, x: Vector, y: Vector, values: Values) -> _Units:
+def _units(inner: Curvature, x: Vector, y: Vector, values: Values) -> _Units:
     diagonal = np.abs(np.diag(inner.H))
-    size = rounding(inner, x, np.abs(y), values) / (8 * EPS)
-    return _Units(diagonal, energy(diagonal, size))
+    return _Units(diagonal, energy(diagonal, terms(inner, x, np.abs(y), values)))
 
 
 def _left(shift: Vector, z: Vector, units: _Units) -> float:
@@ -138,15 +141,13 @@ def _left(shift: Vector, z: Vector, units: _Units) -> float:
     return max(plain, float(np.max(share, initial=0.0)))
 
 
-def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced) -> float:
+def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced, move: Move) -> float:
     """The step left to a solution, in x and in the flat directions of y."""
     nx, spectrum = oracle.nx, reduced.spectrum
-    move = newton(reduced, x, 1.0)
     diagonal = np.abs(np.diag(reduced.B))
-    sizes = reduced.noise / (16 * EPS)
     if move.both:  # a saddle: the curvature says so
         return 0.0
-    units = _Units(diagonal[:nx], energy(diagonal, sizes))
+    units = _Units(diagonal[:nx], energy(diagonal, reduced.terms))
     along_y = reduced.tangent[nx:, nx:] @ move.shift[nx:]
     left = max(
         _left(move.shift[:nx], x, units),
@@ -155,18 +156,8 @@ def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced) -> float
     return left if np.any(~spectrum.flat) or left == 0 else max(left, 1.0)
 
 
-def _gain(reduced: Reduced, x: Vector) -> float:
-    """How far f could fall by the step left, relative to f."""
-    return abs(newton(reduced, x, 1.0).slope) / max(abs(reduced.f), 1e-300)
-
-
-def _curved(inner: Inner) -> bool:
-    """Whether g curves in all directions, those that the face closes included."""
-    return not np.any(Spectrum(inner.H).flat) and not Spectrum(inner.H).negative
-
-
 def _elsewhere(
-    oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner
+    oracle: Oracle, x: Vector, y: Vector, values: Values
 ) -> tuple[float, float, int, float]:
     """How much lower g is in other valleys, absolutely and relatively, their number, the radius."""
     rise, lower, valleys, radius = _range(oracle, x, y), 0.0, 1, 0.0

@@ -1,5 +1,6 @@
 """Dense linear algebra for small problems: faces, second derivatives and what they imply."""
 
+import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ Matrix = Float[np.ndarray, "m n"]
 EPS = float(np.finfo(np.float64).eps)
 FLAT = 1e-10  # an eigenvalue this small against the largest is zero, in units that make diagonals 1
 NEGATIVE = 1e-8  # one this far below zero, against the largest, is negative
+LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
 CLOSED = 1e-9  # a direction that the projection shrinks to this is not open
 
 
@@ -96,6 +98,14 @@ class Spectrum:
         """The direction with these components."""
         return self.unit * (self.vectors @ c)
 
+    def split_noise(self, noise: Vector) -> Vector:
+        """How far the components of a gradient may be off if its entries are by `noise`."""
+        return np.abs(self.vectors.T) @ (self.unit * noise)
+
+    def join_noise(self, noise: Vector) -> Vector:
+        """How far a direction may be off if its components are by `noise`."""
+        return self.unit * (np.abs(self.vectors) @ noise)
+
     def solve(self, b: Vector) -> Vector:
         """The least-norm solution in these units, without the flat directions."""
         safe = np.where(self.flat, 1.0, self.values)
@@ -107,7 +117,7 @@ class Spectrum:
         return columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
 
 
-class Inner:
+class Curvature:
     """The second derivatives of g at a point, on a face of Y.
 
     Attributes:
@@ -122,17 +132,27 @@ class Inner:
         self.H = np.stack([h for _, h in columns], axis=1)
         self.H = (self.H + self.H.T) / 2
         self.step = _step_length(self.H, y, values.g_y)
-        self.enter(oracle, y, values)
+        self.face = inner_face(oracle, y, values, self.step)
+        self.spectrum = self._on(self.face)
 
-    def enter(self, oracle: Oracle, y: Vector, values: Values) -> bool:
-        """Move to the face of another point; returns whether it is the same one."""
-        face = inner_face(oracle, y, values, self.step)
-        if hasattr(self, "face") and face.same(self.face):
-            return True
-        self.face = face
+    def _on(self, face: Face) -> Spectrum:
         Q = face.basis
-        self.spectrum = Spectrum(Q.T @ self.H @ Q + np.diag(face.bend))
-        return False
+        return Spectrum(Q.T @ self.H @ Q + np.diag(face.bend))
+
+    def at(self, oracle: Oracle, y: Vector, values: Values) -> "Curvature":
+        """The same second derivatives on the face of a point nearby."""
+        face = inner_face(oracle, y, values, self.step)
+        if face.same(self.face):
+            return self
+        other = copy.copy(self)
+        other.face, other.spectrum = face, self._on(face)
+        return other
+
+    @property
+    def everywhere(self) -> Spectrum:
+        """The spectrum of g_yy in all directions, those that the face closes included."""
+        closed = self.face.basis.shape[1] < len(self.H) or np.any(self.face.bend)
+        return Spectrum(self.H) if closed else self.spectrum
 
     def solve(self, b: Vector) -> Vector:
         """The inverse of g_yy on the face, without its flat directions, times b."""
@@ -142,9 +162,8 @@ class Inner:
     def doubt(self, b: Vector) -> Vector:
         """How large a solution could be if nothing cancelled: what rounding is relative to."""
         Q, spectrum = np.abs(self.face.basis), self.spectrum
-        U = np.abs(spectrum.vectors)[:, ~spectrum.flat]
-        parts = U.T @ (spectrum.unit * (Q.T @ np.abs(b))) / np.abs(spectrum.values[~spectrum.flat])
-        return Q @ (spectrum.unit * (U @ parts))
+        size = np.where(spectrum.flat, np.inf, np.abs(spectrum.values))
+        return Q @ spectrum.join_noise(spectrum.split_noise(Q.T @ np.abs(b)) / size)
 
     @property
     def kernel(self) -> Matrix:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dense import EPS, Face, Matrix, Spectrum, Vector
+from .dense import EPS, LEAST, Face, Matrix, Spectrum, Vector
 from .newton import Minimum, minimise
 from .oracle import Oracle
-from .reduced import LEAST, outer_face, reduce
+from .reduced import outer_face, reduce, relative
 
 ROUNDS = 40  # the most inner solves from one point
 LOOSE = 1e-3  # the least curvature of the model, against the largest
@@ -93,8 +93,7 @@ def model_step(oracle: Oracle, here: Piece, pieces: list[Piece]) -> Step:
         shares = _shares(rows, below)
     mixed = shares @ rows
     move = -(Q @ (root @ mixed))
-    left = float(np.max(np.abs(move) / np.maximum(np.abs(x), LEAST), initial=0.0))
-    return Step(move, float(mixed @ mixed + shares @ below), left)
+    return Step(move, float(mixed @ mixed + shares @ below), relative(move, x))
 
 
 def _shares(rows: Matrix, below: Vector) -> Vector:

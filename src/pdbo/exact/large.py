@@ -17,8 +17,7 @@ from .krylov import norm
 from .minimum import minimise
 from .oracle import Oracle, Values, Vector
 from .outer import LargeState
-
-RUNNING, CONVERGED, STALLED, FAILED, NONCONVEX = 0, 1, 2, 3, 4
+from .status import CONVERGED, FAILED, NONCONVEX, RUNNING, STALLED
 
 FINEST = 1e-9  # size of the reduced gradient at which a run has converged
 MET = 0.3  # part of the tolerance below which a run goes on only for a few more steps ...

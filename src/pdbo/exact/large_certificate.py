@@ -3,10 +3,10 @@
 import numpy as np
 
 from .certificate import Facts
+from .dense import LEAST
 from .krylov import norm
 from .large import STRICT_ADJOINT, STRICT_INNER, Large
 from .oracle import Oracle, Vector
-from .reduced import LEAST
 
 ASIDE = 1e-3  # relative to x: length of the step that measures the curvature of f
 NEAR_MINIMUM = 1e-6  # the gradient of g at an inner minimum is below this part of that of f
@@ -36,9 +36,9 @@ def look_at_large(oracle: Oracle, x: Vector, y: Vector, tol: float) -> Facts | N
     )
     _, bent = oracle.product(x, state.y, state.v)
     return Facts(
-        inner_left=norm(state.y - y) / max(norm(y), min(1.0, np.sqrt(y.size)) * LEAST),
+        inner_left=norm(state.y - y) / max(norm(y), LEAST),
         outer_left=left,
-        gap=max(oracle.values(x, y).g - state.g, 0.0),
+        gap=max(values.g - state.g, 0.0),
         gap_left=0.0,
         slope=norm(slope),
         residual=norm(state.at.g_y)

@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dense import EPS, Inner
+from .dense import EPS, LEAST, Curvature
 from .oracle import Oracle, Values, Vector
 
 ROUNDS = 60  # the most Newton steps of one inner solve
 HALVINGS = 40  # the most times a step is shortened
 CHORD = 0.2  # old second derivatives are kept while they shrink the gradient to this
-LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
 TRUSTED = 1e-6  # relative to y: a step this short may be rounding
 
 
@@ -27,14 +26,14 @@ class Minimum(NamedTuple):
 
     y: Vector
     values: Values
-    inner: Inner
+    inner: Curvature
     found: bool
     shift: Vector
     passes: int
 
     def refreshed(self, oracle: Oracle, x: Vector) -> "Minimum":
         """The same with the second derivatives of g at this very point."""
-        return self._replace(inner=Inner(oracle, x, self.y, self.values))
+        return self._replace(inner=Curvature(oracle, x, self.y, self.values))
 
     def with_f(self, f: float) -> "Minimum":
         """The same with another value of f."""
@@ -58,14 +57,16 @@ class _Step(NamedTuple):
 
 
 def minimise(
-    oracle: Oracle, x: Vector, y: Vector, inner: Inner | None = None, rounds: int = ROUNDS
+    oracle: Oracle, x: Vector, y: Vector, inner: Curvature | None = None, rounds: int = ROUNDS
 ) -> Minimum:
     """The minimum of g(x, .) on Y from y, with second derivatives from nearby to begin with."""
     values = oracle.values(x, y)
     fresh, passes, reach = inner is None, 0, 1.0
     size = np.maximum(np.abs(y), LEAST)  # rounding is relative to where the solve came from
     if inner is None:
-        inner = Inner(oracle, x, y, values)
+        inner = Curvature(oracle, x, y, values)
+    else:
+        inner = inner.at(oracle, y, values)
     step = _newton(oracle, x, y, values, inner, reach, size)
     for _ in range(rounds):
         if not (values.finite and inner.spectrum.finite):
@@ -77,7 +78,7 @@ def minimise(
             if escape is None:
                 return Minimum(y, values, inner, False, step.shift, passes)
             (y, values), passes, fresh = escape, passes + 1, True
-            inner = Inner(oracle, x, y, values)
+            inner = Curvature(oracle, x, y, values)
             step = _newton(oracle, x, y, values, inner, reach, size)
             continue
         passes += inner.spectrum.negative
@@ -86,25 +87,25 @@ def minimise(
             if fresh:
                 small = _small(step.shift, size)
                 return Minimum(y, values, inner, small, step.shift, passes)
-            inner, fresh = Inner(oracle, x, y, values), True
+            inner, fresh = Curvature(oracle, x, y, values), True
             step = _newton(oracle, x, y, values, inner, reach, size)
             continue
         before, (y, values, length) = step, trial
         reach = 4 * reach if step.flat and length == 1 else max(1.0, reach / 4)
-        inner.enter(oracle, y, values)
+        inner = inner.at(oracle, y, values)
         step = _newton(oracle, x, y, values, inner, reach, size)
         if step.residual > CHORD * before.residual or step.flat:
             stuck = fresh and step.residual > 0.5 * before.residual and length == 1
             if stuck and _small(step.shift, size):
                 return Minimum(y, values, inner, True, step.shift, passes)
-            inner, fresh = Inner(oracle, x, y, values), True
+            inner, fresh = Curvature(oracle, x, y, values), True
             step = _newton(oracle, x, y, values, inner, reach, size)
         else:
             fresh = False
     return Minimum(y, values, inner, False, step.shift, passes)
 
 
-def newton_step(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner) -> _Step:
+def newton_step(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> _Step:
     """The Newton step on the inner problem at a point."""
     return _newton(oracle, x, y, values, inner, 1.0, np.maximum(np.abs(y), LEAST))
 
@@ -114,17 +115,20 @@ def _small(shift: Vector, size: Vector) -> bool:
 
 
 def _newton(
-    oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner, reach: float, size: Vector
+    oracle: Oracle,
+    x: Vector,
+    y: Vector,
+    values: Values,
+    inner: Curvature,
+    reach: float,
+    size: Vector,
 ) -> _Step:
     """The step on the face, and the projected gradient step that leaves it."""
     Q, spectrum = inner.face.basis, inner.spectrum
     slope = Q.T @ values.g_y
     size = np.maximum(np.abs(y), size)
     noise = rounding(inner, x, size, values)
-    parts, doubt = (
-        spectrum.split(slope),
-        np.abs(spectrum.vectors.T) @ (spectrum.unit * (np.abs(Q.T) @ noise)),
-    )
+    parts, doubt = spectrum.split(slope), spectrum.split_noise(np.abs(Q.T) @ noise)
     curved = ~spectrum.flat
     curve = np.where(curved, np.abs(spectrum.values), 1.0)
     along = np.where(curved, parts / curve, 0.0)
@@ -134,8 +138,7 @@ def _newton(
         far = np.linalg.norm(spectrum.join(steep))
         along = along + steep * reach * max(float(np.linalg.norm(y)), 1.0) / far
     move = -(Q @ spectrum.join(along))
-    doubt = np.where(curved, doubt / curve, 0.0)
-    known = np.abs(Q) @ (spectrum.unit * (np.abs(spectrum.vectors) @ doubt))
+    known = np.abs(Q) @ spectrum.join_noise(np.where(curved, doubt / curve, 0.0))
     shift = np.where(np.abs(move) > known + 2 * EPS * size, move, 0.0)
     if not oracle.free_y:
         off = values.g_y - Q @ slope
@@ -145,14 +148,18 @@ def _newton(
     return _Step(move, shift, float(np.linalg.norm(parts)), flat)
 
 
-def rounding(inner: Inner, x: Vector, size: Vector, values: Values) -> Vector:
+def rounding(inner: Curvature, x: Vector, size: Vector, values: Values) -> Vector:
     """How far the gradient of g in y may be off by rounding, at a y of this size."""
-    terms = np.abs(inner.H) @ size + np.abs(inner.G.T) @ np.abs(x) + np.abs(values.g_y)
-    return 8 * EPS * terms
+    return 8 * EPS * terms(inner, x, size, values)
+
+
+def terms(inner: Curvature, x: Vector, size: Vector, values: Values) -> Vector:
+    """The sizes of the terms that the gradient of g in y is made of, before they cancel."""
+    return np.abs(inner.H) @ size + np.abs(inner.G.T) @ np.abs(x) + np.abs(values.g_y)
 
 
 def _shorten(
-    oracle: Oracle, x: Vector, y: Vector, values: Values, step: _Step, inner: Inner
+    oracle: Oracle, x: Vector, y: Vector, values: Values, step: _Step, inner: Curvature
 ) -> tuple[Vector, Values, float] | None:
     """The first of ever shorter steps that lowers g, else a projected gradient step, else None."""
     slope = float(values.g_y @ step.move)
@@ -181,7 +188,7 @@ def _shorten(
     return None
 
 
-def _residual(oracle: Oracle, y: Vector, inner: Inner, values: Values) -> float:
+def _residual(oracle: Oracle, y: Vector, inner: Curvature, values: Values) -> float:
     """The size of the projected gradient step: what a bound holds back does not count."""
     if oracle.free_y:
         return float(np.linalg.norm(values.g_y))
@@ -189,14 +196,14 @@ def _residual(oracle: Oracle, y: Vector, inner: Inner, values: Values) -> float:
 
 
 def _leave(
-    oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner
+    oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature
 ) -> tuple[Vector, Values] | None:
     """A lower point beside a maximum or saddle of g."""
     spectrum = inner.spectrum
     down = inner.face.basis @ (spectrum.unit * spectrum.vectors[:, 0])
     # far enough for g to fall by more than rounding, in units that make its curvature one
     seen_fall = np.sqrt(1e4 * EPS * abs(values.g) / -spectrum.least)
-    length = max(max(float(np.linalg.norm(y)), 1e-8) / np.linalg.norm(down), seen_fall)
+    length = max(max(float(np.linalg.norm(y)), LEAST) / np.linalg.norm(down), seen_fall)
     for _ in range(20):
         for sign in (1.0, -1.0):
             target = oracle.project_y(y + sign * length * down)

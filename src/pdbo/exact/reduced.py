@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dense import EPS, Face, Inner, Matrix, Spectrum, face_at, whole
+from .dense import EPS, LEAST, Curvature, Face, Matrix, Spectrum, face_at, whole
 from .oracle import Oracle, Values, Vector
 
-LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
 NOTHING = 1e-24  # a share of f's second-order change this small is made of rounding alone
 NEAR = 1e-9  # relative to x: a bound this close is reached
 
@@ -17,6 +16,11 @@ def sizes_of(z: Vector) -> Vector:
     return np.maximum(np.abs(z), max(min(1.0, float(np.max(np.abs(z), initial=0.0))), LEAST))
 
 
+def relative(step: Vector, z: Vector) -> float:
+    """The largest step relative to its entry."""
+    return float(np.max(np.abs(step) / np.maximum(np.abs(z), LEAST), initial=0.0))
+
+
 class Reduced(NamedTuple):
     """f as a function of x and of the flat directions of y, at an inner minimum.
 
@@ -24,24 +28,34 @@ class Reduced(NamedTuple):
         f: its value.
         v: the adjoint.
         gradient: the implicit gradient in x, then the gradient along the flat directions.
-        noise: how far it may be off by rounding.
+        terms: the sizes of the terms that it is made of, before they cancel.
         tangent: how (x, y) move with x and the flat directions, column by column.
         B: the second derivatives.
-        face: the face of X.
-        spectrum: that of B on the face.
+        open: the directions in which x and the flat part of y may move, column by column.
+        spectrum: that of B along these.
     """
 
     f: float
     v: Vector
     gradient: Vector
-    noise: Vector
+    terms: Vector
     tangent: Matrix
     B: Matrix
-    face: Face
+    open: Matrix
     spectrum: Spectrum
 
+    @property
+    def noise(self) -> Vector:
+        """How far the gradient may be off by rounding."""
+        return 16 * EPS * self.terms
 
-def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner) -> Reduced:
+    @property
+    def slope(self) -> float:
+        """The size of the gradient along the open directions."""
+        return float(np.linalg.norm(self.open.T @ self.gradient))
+
+
+def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> Reduced:
     """First and second derivatives of f on the inner minima."""
     nx = oracle.nx
     v = -inner.solve(values.f_y)
@@ -58,19 +72,19 @@ def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Inner) -
     reach = np.concatenate([sizes_of(x), np.full(flat.shape[1], np.max(sizes_of(y)))])
     worth = np.abs(np.diag(B)) * reach**2
     doubt = np.maximum(doubt, NOTHING * np.max(worth) / reach**2)
-    sizes = np.abs(tangent[nx:].T) @ np.abs(values.f_y) + np.abs(B[:, :nx]) @ np.abs(x)
-    sizes[:nx] += np.abs(values.f_x) + np.abs(inner.G) @ np.abs(v)
+    terms = np.abs(tangent[nx:].T) @ np.abs(values.f_y) + np.abs(B[:, :nx]) @ np.abs(x)
+    terms[:nx] += np.abs(values.f_x) + np.abs(inner.G) @ np.abs(v)
     face = outer_face(oracle, x, slope[:nx])
-    Q = open_directions(face, flat.shape[1])
+    Q = _with_flat(face.basis, flat.shape[1])
     bend = np.concatenate([face.bend, np.zeros(flat.shape[1])])
     spectrum = Spectrum(Q.T @ B @ Q + np.diag(bend), (Q.T**2) @ doubt, 64 * EPS * len(B))
-    return Reduced(values.f, v, slope, 16 * EPS * sizes, tangent, B, face, spectrum)
+    return Reduced(values.f, v, slope, terms, tangent, B, Q, spectrum)
 
 
-def open_directions(face: Face, flat: int) -> Matrix:
-    """The directions in which x and the flat part of y may move."""
-    n, k = face.basis.shape
-    return np.block([[face.basis, np.zeros((n, flat))], [np.zeros((flat, k)), np.eye(flat)]])
+def _with_flat(basis: Matrix, flat: int) -> Matrix:
+    """Directions of x, and so many flat directions of y."""
+    n, k = basis.shape
+    return np.block([[basis, np.zeros((n, flat))], [np.zeros((flat, k)), np.eye(flat)]])
 
 
 def outer_face(oracle: Oracle, x: Vector, slope: Vector) -> Face:
@@ -81,7 +95,7 @@ def outer_face(oracle: Oracle, x: Vector, slope: Vector) -> Face:
         steps = NEAR * np.maximum(np.abs(x), 1e-280) * np.sign(slope)
         return face_at(oracle.turn_x, x - steps, 1.0)
     size = float(np.linalg.norm(slope))
-    far = max(float(np.max(np.abs(x), initial=0.0)), 1e-8)
+    far = max(float(np.max(np.abs(x), initial=0.0)), LEAST)
     step = NEAR * far / size if size > 0 else NEAR * far
     return face_at(oracle.turn_x, x - step * slope, step)
 

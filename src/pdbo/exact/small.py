@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .dense import EPS, Inner, Matrix, Spectrum
+from .dense import EPS, Curvature, Matrix, Spectrum
 from .kinks import descend
 from .newton import Minimum, minimise
 from .oracle import Oracle, Values, Vector
-from .reduced import Reduced, open_directions, reduce
-
-RUNNING, CONVERGED, STALLED, FAILED, NONCONVEX = 0, 1, 2, 3, 4
+from .reduced import Reduced, reduce, relative
+from .status import CONVERGED, FAILED, NONCONVEX, RUNNING, STALLED
 
 HALVINGS = 30  # the most times an outer step is shortened
 SHORT = 1e-6  # relative to x: Newton steps this short should shrink, or they are rounding
@@ -53,24 +52,21 @@ def newton(reduced: Reduced, x: Vector, reach: float, first: bool = True) -> Mov
     bounded, and the others are at most ten times the largest entry of x (or one, if that is
     smaller); else they are at most `reach` times that, up to 1.
     """
-    nx, spectrum = x.size, reduced.spectrum
-    Q = open_directions(reduced.face, reduced.gradient.size - nx)
+    Q, spectrum = reduced.open, reduced.spectrum
     parts = spectrum.split(Q.T @ reduced.gradient)
-    doubt = np.abs(spectrum.vectors.T) @ (spectrum.unit * (np.abs(Q.T) @ reduced.noise))
+    doubt = spectrum.split_noise(np.abs(Q.T) @ reduced.noise)
     curved = ~spectrum.flat
     size = np.where(curved, np.abs(spectrum.values), 0.0)
     slopes = np.where(curved | (np.abs(parts) > doubt), parts, 0.0)
     # a step that f cannot tell from none is none: towards a minimum at infinity there is no end
-    gain = np.where(curved, 0.5 * slopes**2 / np.where(curved, size, 1.0), np.inf)
+    safe = np.where(curved, size, 1.0)
+    gain = np.where(curved, 0.5 * slopes**2 / safe, np.inf)
     slopes = np.where(gain > EPS * abs(reduced.f), slopes, 0.0)
     free = reach >= 1 and not spectrum.negative and not np.any(slopes[~curved])
     far = max(float(np.max(np.abs(x), initial=0.0)), 1.0)
     most = (np.inf if first else 10.0) if free else min(reach, 1.0)
     step = _bounded(Q, spectrum, slopes, size, most * far)
-    safe = np.where(curved, size, 1.0)
-    known = np.abs(Q) @ (
-        spectrum.unit * (np.abs(spectrum.vectors) @ np.where(curved, doubt / safe, 0.0))
-    )
+    known = np.abs(Q) @ spectrum.join_noise(np.where(curved, doubt / safe, 0.0))
     shift = np.where(np.abs(step) > known, step, 0.0)
     both = False
     if not np.any(shift) and spectrum.negative:
@@ -169,15 +165,13 @@ class Small:
         before = (oracle.calls.values, oracle.calls.products)
         x, y = state.x, state.y
         values = oracle.values(x, y)
-        inner = Inner(oracle, x, y, values)
+        inner = Curvature(oracle, x, y, values)
         reduced = reduce(oracle, x, y, values, inner)
         move = newton(reduced, x, float(state.reach), state.step == 0)
-        Q = open_directions(reduced.face, reduced.gradient.size - oracle.nx)
-        state = state._replace(slope=np.float64(np.linalg.norm(Q.T @ reduced.gradient)))
+        state = state._replace(slope=np.float64(reduced.slope))
         short = relative(move.shift[: oracle.nx], x)
         if not np.any(move.shift) or (state.shift <= SHORT and short > 0.5 * state.shift):
-            done = state._replace(status=np.int64(CONVERGED), shift=np.float64(short))
-            return self._count(done, before)
+            return self._ended(state, CONVERGED, short, before)
         trial = self._search(x, y, values, inner, reduced, move)
         if trial is None and not oracle.free_x:
             down = steepest(reduced, x)
@@ -192,16 +186,11 @@ class Small:
                 if ended or trial is None or bent[1].values.f < trial[1].values.f:
                     return self._count(self._bent(state, *bent, nowhere), before)
         if trial is None:
-            status = CONVERGED if short <= SHORT else STALLED
-            return self._count(
-                state._replace(status=np.int64(status), shift=np.float64(short)), before
-            )
+            return self._ended(state, CONVERGED if short <= SHORT else STALLED, short, before)
         before_x, (x, found, length) = x, trial
         stuck = relative(x - before_x, before_x) <= KINK and length < CRAMPED
         if stuck and not values.f - found.values.f > 32 * EPS * abs(values.f):
-            status = CONVERGED if short <= 10 * SHORT else STALLED
-            ended = state._replace(status=np.int64(status), shift=np.float64(short))
-            return self._count(ended, before)
+            return self._ended(state, CONVERGED if short <= 10 * SHORT else STALLED, short, before)
         grown = min(4 * state.reach, 1e8) if length == 1 else max(length * state.reach, 1e-8)
         fall, whole = state.f - found.values.f, state.first - found.values.f
         still = state.still + 1 if fall <= HARDLY * whole and short > SHORT else np.int64(0)
@@ -211,6 +200,13 @@ class Small:
             step=state.step + 1, status=np.int64(STALLED if still >= STILL else RUNNING),
         )  # fmt: skip
         return self._count(state, before)
+
+    def _ended(
+        self, state: SmallState, status: int, short: float, before: tuple[int, int]
+    ) -> SmallState:
+        """The state of a run that ends where it is."""
+        ended = state._replace(status=np.int64(status), shift=np.float64(short))
+        return self._count(ended, before)
 
     def _bent(
         self, state: SmallState, x: Vector, found: Minimum, left: float, nowhere: bool
@@ -228,7 +224,7 @@ class Small:
         )  # fmt: skip
 
     def _across(
-        self, x: Vector, y: Vector, values: Values, inner: Inner, reduced: Reduced
+        self, x: Vector, y: Vector, values: Values, inner: Curvature, reduced: Reduced
     ) -> tuple[Vector, Minimum, float] | None:
         """Where steps across kinks lead to; None if the inner minimum is not unique."""
         nx = x.size
@@ -238,7 +234,7 @@ class Small:
         return descend(self.oracle, x, here, KINK)
 
     def _search(
-        self, x: Vector, y: Vector, values: Values, inner: Inner, reduced: Reduced, move: Move
+        self, x: Vector, y: Vector, values: Values, inner: Curvature, reduced: Reduced, move: Move
     ) -> tuple[Vector, Minimum, float] | None:
         """The first of ever shorter steps that lowers f at the inner minimum; None if none does."""
         oracle, nx, length = self.oracle, x.size, 1.0
@@ -270,9 +266,3 @@ class Small:
             values=state.values + (calls.values - before[0]),
             products=state.products + (calls.products - before[1]),
         )
-
-
-def relative(shift: Vector, x: Vector) -> float:
-    """The largest step relative to its entry, or to the largest entry where that is zero."""
-    size = np.maximum(np.abs(x), 1e-8)
-    return float(np.max(np.abs(shift) / size, initial=0.0))

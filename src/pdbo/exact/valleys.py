@@ -6,10 +6,11 @@ from .certificate import look
 from .dense import EPS
 from .newton import minimise
 from .oracle import Oracle, Vector
-from .small import CONVERGED, RUNNING, Small, SmallState
+from .small import Small, SmallState
+from .status import CONVERGED, RUNNING
 
 STARTS = 8  # places to look from
-LOOKS = (0.75, 0.5, 0.25)  # where f is evaluated on the way to the solution known
+LOOKS = (0.25, 0.5, 0.75, 1.0)  # where f is evaluated on the way from the solution known
 STEPS = 40  # the most steps of a run from elsewhere
 
 
@@ -40,13 +41,13 @@ def explore(oracle: Oracle, state: SmallState, tol: float) -> SmallState:
 
 def _falls_towards(oracle: Oracle, x: Vector, state: SmallState) -> bool:
     """Whether f at the inner minimum falls all the way from x to a solution, ever less steeply."""
-    seen, y = [float(state.f)], state.y
-    for t in (*reversed(LOOKS), 1.0):
-        found = minimise(oracle, state.x + t * (x - state.x), y)
+    seen, y, inner = [float(state.f)], state.y, None
+    for t in LOOKS:
+        found = minimise(oracle, state.x + t * (x - state.x), y, inner)
         if not found.found:
             return False
         seen.append(found.values.f)
-        y = found.y
+        y, inner = found.y, found.inner
     rises = np.diff(seen)
     noise = 64 * EPS * max(abs(v) for v in seen)
     return bool(np.all(rises >= -noise) and np.all(np.diff(rises) >= -2 * noise))

@@ -12,7 +12,8 @@ from .._solver import Calls, Point, Solver
 from ..exact.large import Large, blank
 from ..exact.oracle import SMALL, Oracle, fits
 from ..exact.outer import LargeState
-from ..exact.small import RUNNING, Small, SmallState
+from ..exact.small import Small, SmallState
+from ..exact.status import RUNNING
 
 TOL = 1e-4  # the tolerance after which a large run goes on for a few more steps only
 
