@@ -155,16 +155,7 @@ def quadratics(count: int = 40) -> dict[str, Any]:
                     rows.append((out, float(error)))
                     refused += not pdbo.certify(problem, x, y).eps <= 1e-4
             name = f"{'double' if double else 'single'}, condition 1e{power}"
-            results[name] = {
-                "certified": sum(o.ok for o, _ in rows),
-                "wrong": sum(o.ok and e > WRONG for o, e in rows),
-                "exact solutions refused": refused,
-                "largest error of a certified one": max((e for o, e in rows if o.ok), default=0.0),
-                "median seconds": statistics.median(o.seconds for o, _ in rows),
-                "not certified": {
-                    str(k): o.result for k, (o, _) in enumerate(rows) if not o.ok
-                },
-            }  # fmt: skip
+            results[name] = _summary(rows) | {"exact solutions refused": refused}
             _show(name, results[name])
     return {"problems each": count, "x": 2, "y": 3, "cases": results}
 
@@ -214,15 +205,7 @@ def nullspaces(count: int = 10) -> dict[str, Any]:
                         error = max(apart(out.solution.x, x), apart(out.solution.y, y))
                     rows.append((out, float(error)))
             name = f"{'double' if double else 'single'}, ny = {ny}"
-            results[name] = {
-                "certified": sum(o.ok for o, _ in rows),
-                "wrong": sum(o.ok and e > WRONG for o, e in rows),
-                "largest error of a certified one": max((e for o, e in rows if o.ok), default=0.0),
-                "median seconds": statistics.median(o.seconds for o, _ in rows),
-                "not certified": {
-                    str(k): o.result for k, (o, _) in enumerate(rows) if not o.ok
-                },
-            }  # fmt: skip
+            results[name] = _summary(rows)
             _show(name, results[name])
     return {"problems each": count, "condition": 1e6, "x": 5, "cases": results}
 
@@ -514,6 +497,17 @@ def _met(row: dict[str, Any]) -> bool:
     if row["expected"] == "refused":
         return not row["ok"]
     return True
+
+
+def _summary(rows: list[tuple[Any, float]]) -> dict[str, Any]:
+    """How many of the outcomes are certified, and how wrong these are, from their errors in x."""
+    return {
+        "certified": sum(o.ok for o, _ in rows),
+        "wrong": sum(o.ok and e > WRONG for o, e in rows),
+        "largest error of a certified one": max((e for o, e in rows if o.ok), default=0.0),
+        "median seconds": statistics.median(o.seconds for o, _ in rows),
+        "not certified": {str(k): o.result for k, (o, _) in enumerate(rows) if not o.ok},
+    }
 
 
 def _show(name: str, numbers: dict[str, Any]) -> None:

@@ -310,6 +310,38 @@ def test_checkpoints_on_the_way(tmp_path):
         pdbo.solve(problem, 2.0, 1.0, **options)
 
 
+def test_one_problem_is_solved_in_several_sizes():
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum(x**2), lambda x, y: jnp.sum((y - x) ** 2)
+    )
+    with jax.enable_x64(True):
+        for n in (3, 2, 1):
+            sol = pdbo.solve(problem, np.zeros(n), np.ones(n))
+            np.testing.assert_allclose(sol.x, np.full(n, 0.5), rtol=1e-12)
+
+
+def test_the_folder_of_another_solver_is_refused(tmp_path):
+    problem, start = cases.toy(), (2.0, np.array([0.5, 0.5]))
+    pdbo.solve(problem, *start, pdbo.PDBO(), steps=3, checkpoint=tmp_path)
+    with pytest.raises(pdbo.CheckpointError, match="PDBO"):
+        pdbo.solve(problem, *start, checkpoint=tmp_path)
+    held = pdbo.load(tmp_path, problem, pdbo.PDBO())
+    assert held.steps == 3
+
+
+def test_a_search_goes_on_from_its_checkpoint(tmp_path):
+    # the inner solution jumps at x = 0, so the exact path leaves it to the search
+    problem = pdbo.Problem(
+        lambda x, y: (x - 0.3) ** 2 + (y - 1) ** 2, lambda x, y: x * y, y_set=pdbo.Box(-1.0, 1.0)
+    )
+    part = pdbo.solve(problem, 0.5, -0.9, steps=60, checkpoint=tmp_path)
+    assert part.state is not None and isinstance(part.state.solver, pdbo.AutoPDBO)
+    sol = pdbo.solve(problem, 0.5, -0.9, checkpoint=tmp_path)
+    whole = pdbo.solve(problem, 0.5, -0.9)
+    assert sol.ok and sol.steps == whole.steps
+    np.testing.assert_array_equal(sol.x, whole.x)
+
+
 def test_a_lower_valley_in_sight_is_taken():
     problem = pdbo.Problem(lambda x, y: (y**2 - 1) ** 2 + 0.3 * y, lambda x, y: (y - x) ** 2)
     sol = pdbo.solve(problem, 1.5, 1.5)

@@ -76,6 +76,8 @@ class Certificate(eqx.Module):
 def _text(value: _Number) -> str:
     if traced(value) or np.ndim(value) > 0:
         return str(value)
+    if np.asarray(value).dtype.kind == "b":
+        return "       yes" if value else "        no"
     return f"{float(value):10.3e}"
 
 

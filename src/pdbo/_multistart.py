@@ -17,7 +17,6 @@ from ._checks import check_point, whole_number
 from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
-from ._options import STEPS as MOST_STEPS
 from ._options import Options
 from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, returned, session
@@ -112,7 +111,7 @@ def _starts(
             "x0s and y0s need one leading axis of the same length, the starts; with one start give "
             "starts=n."
         )
-    check_point(problem, *jax.tree.map(lambda leaf: leaf[0], (x0s, y0s)), project=False)
+    check_point(problem, _first(x0s), _first(y0s), project=False)
     (count,) = next(iter(counts))
     return x0s, y0s, jax.random.split(key, count)
 
@@ -121,6 +120,8 @@ def _exact_batch(
     start: Start, x0s: PyTree, y0s: PyTree, solver: Solver, options: Options
 ) -> Solution | None:
     """What the exact path makes of every start, if the best of it leaves nothing open."""
+    if not applies(start._replace(x=_first(x0s), y=_first(y0s)), solver):
+        return None
     x0s, y0s = jax.tree.map(np.asarray, (x0s, y0s))
     count = len(jax.tree.leaves(x0s)[0])
     ends: list[Solution] = []
@@ -128,10 +129,8 @@ def _exact_batch(
     for index in range(count):
         x0, y0 = jax.tree.map(lambda leaf, i=index: leaf[i], (x0s, y0s))
         one = start._replace(x=x0, y=y0)
-        if not applies(one, solver):
-            return None
         path = Portfolio(one, None, options)
-        found = path.walk(begin_exact(one, solver), options.steps or MOST_STEPS, False)
+        found = path.walk(begin_exact(one, solver), options.budget(None, 0), False)
         if index == 0 and not (solver.on_host or path.single(path.judged(found.run).facts)):
             return None
         if found.certificate is None:
@@ -141,6 +140,10 @@ def _exact_batch(
             lowest, best = found.f, (path, found)
     alone = best is not None and best[0].alone(best[0].judged(best[1].run))
     return stacked(ends) if alone or solver.on_host else None
+
+
+def _first(batch: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
 NOT_MEASURED = Certificate(*[np.float64(np.nan)] * 9)  # type: ignore

@@ -38,7 +38,7 @@ class Options:
             if not traced(value) and not (is_number(value) and value >= 0):
                 raise ProblemError(f"{name} must be a number >= 0, got {value!r}.")
 
-    def budget(self, own: int | None, taken: Int[Array, ""]) -> int:
+    def budget(self, own: int | None, taken: Int[Array, ""] | int) -> int:
         """The most steps to take now, of a solver that may have a budget of its own."""
         if own is None:
             return STEPS if self.steps is None else int(self.steps)

@@ -10,6 +10,7 @@ One certificate judges all of them. Only what a run reaches is compiled.
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -38,6 +39,7 @@ from .solvers._implicit import Implicit, ImplicitState
 SMALL = 50  # entries of x and y together: up to here other valleys of f are looked for
 EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the tolerance
 LEVEL = 1e-10  # relative to the fall of f: what f changes to second order where it is flat
+FINISH = 100  # the most steps from where the search ended
 NEAR = 1e-2  # relative: an exact point this close to the search's is the same solution
 
 
@@ -109,22 +111,32 @@ class Portfolio:
     def solve(self, run: State) -> Solution:
         """The solution of a run that is on the exact path."""
         until = int(run.step) + self.options.budget(None, run.step)
-        if self.writer is not None and self.writer.saved_solver() == type(run.solver).__name__:
+        searching = self._is_searching()
+        if self.writer is not None and not searching:
             saved = self.writer.resume(run)
-            assert saved is not None and saved[0].state is not None
-            result = of_saved(saved[0], self.tol, until)
-            if result is not None:
-                return dataclasses.replace(saved[0], code=np.int32(result))
-            run, self.history = saved[0].state, History(saved[0].history)
-        solution = self._solved(run, until)
-        if self.writer is not None:
+            if saved is not None:
+                assert saved[0].state is not None
+                result = of_saved(saved[0], self.tol, until)
+                if result is not None:
+                    return dataclasses.replace(saved[0], code=np.int32(result))
+                run, self.history = saved[0].state, History(saved[0].history)
+        solution = self._solved(run, until, searching)
+        if self.writer is not None and _on_host(solution):  # else the search has saved it
             self.writer.due()
             self.writer.save(solution, {})
             self.writer.leave()
         return solution
 
-    def _solved(self, run: State, until: int) -> Solution:
-        first = self.walk(run, until)
+    def _is_searching(self) -> bool:
+        """Whether the checkpoints are those of the search, which goes on from there."""
+        if self.writer is None or self.search is None:
+            return False
+        return self.writer.saved_solver() == type(self.search).__name__
+
+    def _solved(self, run: State, until: int, searching: bool) -> Solution:
+        first = self.walk(run, until, keep=not searching)
+        if self.search is not None and searching:
+            return self._best(first, self._searched(self.search, first.run, until))
         if _size(first.run) > RUNAWAY * float(run.scale):
             return self.solution(first, RESULTS.diverged)
         if not self._settled(first.run):
@@ -137,22 +149,19 @@ class Portfolio:
                 return self.solution(first._replace(certificate=certificate))
         return self._best(first, self._searched(self.search, first.run, until))
 
-    def walk(self, run: State, until: int, look_around: bool = True) -> Found:
+    def walk(self, begun: State, until: int, look_around: bool = True, keep: bool = True) -> Found:
         """The exact path from a state on, and what is known of its end.
 
-        `look_around` is whether to look for other valleys of f and g.
+        `look_around` is whether to look for other valleys of f and g, `keep` whether checkpoints
+        are written on the way.
         """
-        self._record(run)
-        taken = 0.0
-        while not self._settled(run) and int(run.step) < until:
-            began = time.perf_counter()
-            state = run.solver.step(self.problem, run.solver_state)
-            taken += time.perf_counter() - began
-            run = dataclasses.replace(run, solver_state=state, step=np.int32(run.step + 1))
-            self.seconds[int(run.step)] = taken
+        self._record(begun)
+        run = begun
+        for run in self._steps(begun, until):
             if int(run.step) % self.options.every == 0:
                 self._record(run)
-            self._keep(run)
+            if keep:
+                self._keep(run)
             if _size(run) > RUNAWAY * float(run.scale):
                 self._record(run)
                 return Found(run, None, None)
@@ -161,6 +170,17 @@ class Portfolio:
         if int(run.solver_state.path.status) in (CONVERGED, STALLED):
             run, facts = self._explored(run, look_around)
         return self._found(run, facts)
+
+    def _steps(self, run: State, until: int) -> Iterator[State]:
+        """The states of the exact path after `run`, until it settles or the steps are used up."""
+        taken = 0.0
+        while not self._settled(run) and int(run.step) < until:
+            began = time.perf_counter()
+            state = run.solver.step(self.problem, run.solver_state)
+            taken += time.perf_counter() - began
+            run = dataclasses.replace(run, solver_state=state, step=np.int32(run.step + 1))
+            self.seconds[int(run.step)] = taken
+            yield run
 
     def judged(self, run: State) -> Found:
         """An exact state and all that is known of it."""
@@ -220,7 +240,7 @@ class Portfolio:
         counted = search.with_calls(fresh.solver_state, run.solver.calls(state))
         fresh = dataclasses.replace(fresh, solver_state=counted, step=run.step + fresh.step)
         host = self._host(until)
-        host.history = self.history
+        host.history = History(self.history.rows)
         return host.solve(fresh, first=False)
 
     def _host(self, until: int) -> HostRun:
@@ -228,8 +248,7 @@ class Portfolio:
 
     def _best(self, first: Found, searched: Solution) -> Solution:
         """The best of the exact path, the search, and the exact path from the search's end."""
-        best = searched
-        state = searched.state
+        best, before, state = searched, self.history, searched.state
         if state is not None and searched.result is not RESULTS.nonfinite:
             self.history = History(searched.history)
             last = self._finish(searched, state)
@@ -240,18 +259,18 @@ class Portfolio:
         if first.holds(self.tol):
             lower = first.f < float(best.f) - 1e-6 * (abs(first.f) + abs(float(best.f)))
             if not best.ok or lower:
+                self.history = before
                 best = self.solution(first)
+        if searched.result is RESULTS.max_steps:  # a search cut short can go on
+            return dataclasses.replace(best, state=state, steps=searched.steps)
         return best
 
     def _finish(self, searched: Solution, state: State) -> Found | None:
+        """The exact path from where the search ended; None if it does not converge."""
         x, y = jax.tree.map(np.asarray, (searched.x, searched.y))
-        run = launch_on_host(self.problem, x, y, Implicit(part=True))
-        run = dataclasses.replace(run, step=np.int32(int(state.step)))
-        for _ in range(100):
-            if self._settled(run):
-                break
-            moved = run.solver.step(self.problem, run.solver_state)
-            run = dataclasses.replace(run, solver_state=moved, step=np.int32(run.step + 1))
+        begun = launch_on_host(self.problem, x, y, Implicit(part=True))
+        begun = dataclasses.replace(begun, step=np.int32(int(state.step)))
+        *_, run = begun, *self._steps(begun, int(state.step) + FINISH)
         if int(run.solver_state.path.status) != CONVERGED:
             return None
         return self.judged(run)
@@ -301,6 +320,11 @@ class Portfolio:
         if _size(run) > FAR * float(run.scale) and facts.swing <= LEVEL * fall:
             return "f becomes flat far away from the start: it may have no minimum."
         return ""
+
+
+def _on_host(solution: Solution) -> bool:
+    """Whether a solution is one of the exact path."""
+    return solution.state is not None and solution.state.solver.on_host
 
 
 def _size(run: State) -> float:

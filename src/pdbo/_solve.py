@@ -24,6 +24,7 @@ from ._solution import Solution, State
 from ._solver import Solver
 from ._verdict import SOUND, falls_forever, final
 from .checkpoint import CheckpointWriter, digest
+from .solvers._implicit import Implicit
 
 
 def solve(
@@ -115,8 +116,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
             if writer is not None:
                 stack.enter_context(writer)
             if exact:
-                part = run.solver.name != type(run.solver).__name__
-                search = chosen(None if named.on_host else named) if part else None
+                search = chosen(None if named.on_host else named) if _is_part(run) else None
                 solution = Portfolio(start, search, options, writer).solve(run)
             else:
                 until = int(run.step) + options.budget(run.solver.budget, run.step)
@@ -126,6 +126,11 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     if options.throw and solution.result not in SOUND:
         raise SolveError(solution.message, solution)
     return solution
+
+
+def _is_part(run: State) -> bool:
+    """Whether a run on the exact path is one of AutoPDBO."""
+    return isinstance(run.solver, Implicit) and run.solver.part
 
 
 def _writer(start: Start, options: Options, names: set[str]) -> CheckpointWriter | None:

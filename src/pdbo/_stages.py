@@ -10,9 +10,7 @@ from .exact.certificate import Facts, look
 from .exact.large_certificate import look_at_large
 from .exact.oracle import LARGE, Oracle, fits
 
-CLOSE = (
-    1e-6  # relative to y: an inner minimum this close leaves nothing for a relaxation to explain
-)
+CLOSE = 1e-6  # relative to y: an inner minimum this close leaves a relaxation nothing to explain
 NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be at infinity
 WRONG = 1e-2  # relative to x: no small gradient excuses an x this far from a solution
 TOL = 1e-4  # the tolerance for which the dear parts of an exact certificate are computed

@@ -212,8 +212,13 @@ class Oracle:
         self.boxed_x = isinstance(problem.x_set, Box | NonNegative)
         self.boxed_y = isinstance(problem.y_set, Box | NonNegative)
         self.problem, self.calls = problem, Calls()
-        self.bounded_y = not self.free_y and bool(np.isfinite(problem.y_set.diameter(y)))
         self._last: tuple[Vector, Vector, Array] | None = None
+
+    @functools.cached_property
+    def bounded_y(self) -> bool:
+        """Whether Y is bounded."""
+        y = self._program.y.tree(np.zeros(self.ny))
+        return not self.free_y and bool(np.isfinite(self.problem.y_set.diameter(y)))
 
     def flat(self, x: PyTree, y: PyTree) -> tuple[Vector, Vector]:
         """A point as two flat vectors."""

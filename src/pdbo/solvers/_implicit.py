@@ -105,16 +105,25 @@ class Implicit(Solver):
         return Calls(state.path.values, state.path.values, state.path.products)
 
 
-_LATEST: list[tuple[Problem, Small | Large]] = []  # what the last step was made with
+class _Latest(NamedTuple):
+    """What the last step was made with."""
+
+    problem: Problem
+    like: PyTree
+    path: Small | Large
+
+
+_LATEST: list[_Latest] = []
 
 
 def _path(problem: Problem, x: PyTree, y: PyTree) -> Small | Large:
     """The method on a problem; the same as before if the problem is, with what it has prepared."""
-    if not _LATEST or _LATEST[0][0] is not problem:
+    like = jax.tree.map(np.shape, (x, y)), jax.tree.structure((x, y))
+    if not _LATEST or _LATEST[0].problem is not problem or _LATEST[0].like != like:
         oracle = Oracle(problem, x, y)
         small = fits(problem, x, y) == SMALL
-        _LATEST[:] = [(problem, Small(oracle) if small else Large(oracle, TOL))]
-    return _LATEST[0][1]
+        _LATEST[:] = [_Latest(problem, like, Small(oracle) if small else Large(oracle, TOL))]
+    return _LATEST[0].path
 
 
 def part_of(solver: Solver, header: dict[str, Any]) -> Solver:
