@@ -122,10 +122,10 @@ class Mine(eqx.Module):
 def at_start(whole, problem, x, y, key=KEY):
     """A solution of another problem, without the time it takes to compile a run."""
     state = launch(problem, x, y, SOLVER, key)
+    begun = whole.with_outcome(multiplier=state.solver_state.center.multiplier)
     return dataclasses.replace(
-        whole, state=state, x=x, y=y, steps=0, f=problem.f(x, y), g=problem.g(x, y),
-        multiplier=state.solver_state.center.multiplier,
-    )  # fmt: skip
+        begun, state=state, x=x, y=y, steps=0, f=problem.f(x, y), g=problem.g(x, y)
+    )
 
 
 def test_points_of_any_structure(whole, tmp_path):
@@ -232,7 +232,7 @@ def test_wrong_arguments(whole, tmp_path):
     with pytest.raises(pdbo.ProblemError, match="checkpoint_every must be a number >= 0"):
         run(tmp_path, checkpoint_every=-1)
     with pytest.raises(pdbo.CheckpointError, match="batch of runs"):
-        pdbo.save(tmp_path / "a", dataclasses.replace(whole, code=np.zeros(2)))
+        pdbo.save(tmp_path / "a", whole.with_outcome(code=np.zeros(2)))
     with pytest.raises(pdbo.CheckpointError, match="without a state"):
         pdbo.save(tmp_path / "a", dataclasses.replace(whole, state=None))
     with pytest.raises(pdbo.ProblemError, match="cannot be used under jit"):

@@ -7,6 +7,7 @@ import pytest
 import cases
 import pdbo
 from pdbo._multistart import _best
+from pdbo._solution import Outcome
 
 R = pdbo.RESULTS
 
@@ -17,10 +18,10 @@ def batch(codes, f):
     one = jnp.ones(n)
     certificate = pdbo.Certificate(*(0 * one,) * 9)
     history = {"step": jnp.zeros((n, 1), int)}
+    outcome = Outcome(0 * one, certificate, jnp.array(codes))
     return pdbo.Solution(
-        one, jnp.ones((n, 2)), 0 * one, jnp.array(f), one, certificate, jnp.array(codes), history,
-        None, jnp.zeros(n, int),
-    )  # fmt: skip
+        one, jnp.ones((n, 2)), jnp.array(f), one, outcome, history, None, jnp.zeros(n, int)
+    )
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_f_and_g_are_checked_once_per_precision(solver, double, monkeypatch):
         _checks, "_check_function", lambda *given: (seen.append(given[0]), check(*given))[1]
     )
     with jax.enable_x64(double):
-        pdbo.solve(cases.toy(), X0, Y0, solver, tol=0, **OPTIONS)
+        assert pdbo.solve(cases.toy(), X0, Y0, solver, tol=0, **OPTIONS).certificate is not None
     lifted_for_the_certificate = not double and solver is not None
     assert seen == ["f", "g"] * (2 if lifted_for_the_certificate else 1)
 

@@ -270,6 +270,16 @@ class Batches(DataView):
         least = min(20, self.passes)
         return jnp.clip(every // (2 * self.steps_a_pass), least, self.passes)
 
+    def every(self) -> int:
+        """At least ten passes, so that the values of f and g on all examples cost little."""
+        return max(super().every(), 10 * self.steps_a_pass if self.steps_a_pass > 1 else 1)
+
+    def effort_of_estimate(self, every: int | Int[Array, ""]) -> Int[Array, ""]:
+        """Full passes over the examples of g; none if that would cost more than the steps."""
+        if self.steps_a_pass == 1:
+            return super().effort_of_estimate(every)
+        return jnp.clip(every // (20 * self.steps_a_pass), 0, self.passes)
+
     def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
         """Raise a ProblemError if a function is not a mean over the examples of its batch."""
         if traced(self, x, y):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 if TYPE_CHECKING:
     from ._batches import Source
 
+EVERY = 100  # steps between two records
 INNER_EFFORT = 2000
 """The most gradients of g spent on the inner value of a certificate."""
 
@@ -41,6 +42,14 @@ class DataView(eqx.Module):
     def effort_at_record(self, every: int | Int[Array, ""]) -> Int[Array, ""]:
         """The same for the certificate of a record; records are `every` steps apart."""
         return jnp.clip(every // 2, 20, 500)
+
+    def every(self) -> int:
+        """The steps between two records, unless the user says otherwise."""
+        return EVERY
+
+    def effort_of_estimate(self, every: int | Int[Array, ""]) -> Int[Array, ""]:
+        """The most gradients of g, and products with its second derivatives, for a record."""
+        return jnp.clip(every // 10, 5, 50)
 
     def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
         """Raise a ProblemError if the functions do not suit this kind of data."""

@@ -6,12 +6,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, PyTree
 
 from ._certificate import MAX_SLACK, measure
 from ._driver import Recorder, Row
 from ._errors import ProblemError, brief
+from ._estimate import estimate, values_only
 from ._problem import Problem
 from ._solution import State
 from ._verdict import judge
@@ -79,6 +81,42 @@ class Certified(Recorder):
             "g_calls": jnp.asarray(calls.g),
             "products": jnp.asarray(calls.products),
         }
+        row |= self.observe(point.x, point.y) if self.observe else {}
+        return row, judge(run, row, self.tol)
+
+
+class Watched(Recorder):
+    """Records f, g and an estimate of the certificate; ends a run whose estimate is within `tol`.
+
+    Attributes:
+        tol: the tolerance.
+        every: the steps between two records: the effort of the estimate is in proportion.
+        observe: what the user wants recorded too.
+        judged: whether anything is estimated; if not, f and g are recorded alone.
+    """
+
+    tol: ArrayLike
+    every: int | Int[Array, ""]
+    observe: Callable[[PyTree, PyTree], Row] | None = None
+    judged: bool = eqx.field(static=True, default=True)
+
+    def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
+        """A row with the estimate at the current point, and the verdict on it."""
+        point = run.point
+        effort = problem.view.effort_of_estimate(self.every)
+        if not self.judged:
+            found = values_only(problem, point)
+        elif problem.view.in_batches:
+            found = lax.cond(
+                effort > 0,
+                lambda: estimate(problem, point, effort),
+                lambda: values_only(problem, point),
+            )
+        else:
+            found = estimate(problem, point, effort)
+        calls = run.solver.calls(run.solver_state)
+        row = {"step": run.step, **found._asdict()}
+        row |= {name: jnp.asarray(n) for name, n in zip(_COUNTS, calls, strict=True)}
         row |= self.observe(point.x, point.y) if self.observe else {}
         return row, judge(run, row, self.tol)
 

@@ -1,41 +1,49 @@
 """A run on the host: chunk by chunk, with history, progress line and checkpoints."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from . import _trees as trees
+from ._batches import reading
 from ._certificate import Certificate
 from ._driver import PLACES, chunks, replay_jit
 from ._errors import RESULTS
-from ._history import Certified, History
+from ._history import History, Watched
 from ._mesh import is_leader
 from ._options import Options
 from ._precision import measure_in_double
 from ._problem import Problem, values
 from ._progress import REFRESH, Pace, Progress
-from ._solution import Number, Solution, State
-from ._verdict import RUNNING, final, of_saved, unbounded_reason
+from ._solution import Number, Outcome, Pending, Solution, State
+from ._verdict import FAR, RUNNING, final, of_saved, unbounded_reason
 from .checkpoint import CheckpointWriter
+
+
+def outcome_at(
+    run: State, certificate: Certificate, code: Array | np.int32, note: str = ""
+) -> Outcome:
+    """How a run ended at a state."""
+    multiplier = run.point.multiplier
+    if multiplier is None:
+        multiplier = certificate.multiplier
+    return Outcome(multiplier, certificate, code, note)
 
 
 def solution_at(
     run: State,
-    certificate: Certificate,
+    outcome: Outcome | Pending,
     f: Number,
     g: Number,
-    code: Array | np.int32,
     history: dict,
     steps: int | Array,
-    note: str = "",
 ) -> Solution:
     """The solution at a state."""
     point = run.point
-    multiplier = certificate.multiplier if point.multiplier is None else point.multiplier
-    return Solution(
-        point.x, point.y, multiplier, f, g, certificate, code, history, run, steps, note
-    )
+    return Solution(point.x, point.y, f, g, outcome, history, run, steps)
+
+
+Rows = dict[str, np.ndarray]
 
 
 class HostRun:
@@ -51,7 +59,8 @@ class HostRun:
         self, problem: Problem, options: Options, writer: CheckpointWriter | None, until: int
     ):
         self.problem, self.options, self.writer, self.until = problem, options, writer, until
-        self.tol = self.working_tol = float(np.asarray(options.tol))
+        self.tol = self.working_tol = float(np.asarray(options.tolerance))
+        self.every = options.spacing(problem.view)
         self.history = History()
         if writer is not None:
             self.pace = Pace(min(REFRESH, writer.seconds))
@@ -66,7 +75,7 @@ class HostRun:
             assert solution.state is not None
             result = of_saved(solution, self.tol, self.until)
             if result is not None:
-                return dataclasses.replace(solution, code=np.int32(result))
+                return solution.with_outcome(code=np.int32(result))
             self.history, run, first = History(solution.history), solution.state, False
             if notes.get("tol") == self.tol:
                 self.working_tol = notes["working_tol"]
@@ -81,10 +90,11 @@ class HostRun:
                 if over or solution.ok:
                     if self.writer is not None:
                         self.writer.due()
-                        self.writer.save(solution, {})
+                        self.writer.save(solution, {})  # with the certificate
                         self.writer.leave()
                     return solution
-                self.working_tol /= 2  # met in working precision only: ask for more
+                # the estimate was too hopeful, or the precision too low: ask for more
+                self.working_tol = min(self.working_tol, self.history.rows["eps"][-1]) / 2
                 self._keep(run)
 
     def concluded(self, run: State, code: int, history: History) -> Solution:
@@ -98,8 +108,9 @@ class HostRun:
 
     def _advance(self, run: State, first: bool, bar: Progress) -> tuple[State, int, Array | None]:
         """Chunks up to a verdict: the run then, its code and what was not finite, if anything."""
-        every, code = jnp.asarray(self.options.every, jnp.int32), RUNNING
-        recorder = Certified(jnp.asarray(self.working_tol), every, self.options.observe)
+        every, code = jnp.asarray(self.every, jnp.int32), RUNNING
+        judged, tol = self.options.tol is not None, jnp.asarray(self.working_tol)
+        recorder = Watched(tol, every, self.options.observe, judged)
         for chunk in chunks(self.problem, run, recorder, self.until, every, first, self.pace):
             code = int(chunk.code)
             bar.update(self.history.add(run, chunk.rows, int(chunk.written)))
@@ -119,26 +130,47 @@ class HostRun:
         multiplier = rows["multiplier"][-1] if point.multiplier is None else point.multiplier
         code, f, g = np.int32(RESULTS.interrupted), rows["f"][-1], rows["g"][-1]
         step = int(run.step)
-        interim = Solution(point.x, point.y, multiplier, f, g, None, code, rows, run, step)
+        outcome = Outcome(multiplier, None, code)
+        interim = Solution(point.x, point.y, f, g, outcome, rows, run, step)
         self.writer.save(interim, {"tol": self.tol, "working_tol": self.working_tol})
         self.writer.leave()
 
     def _conclude(self, run: State, code: int, faults: Array | None) -> Solution:
-        """The solution at a state, its certificate computed in double precision."""
+        """The solution at a state; its outcome is left for later if it is no failure."""
         point, rows = run.point, self.history.rows
-        certificate = measure_in_double(self.problem, point)
         if faults is None:
             f, g = rows["f"][-1], rows["g"][-1]
         else:  # the point found again lies between two records
             f, g = values(self.problem, point.x, point.y)
+
+        def compute() -> Outcome:
+            with reading(self.problem):
+                return self._outcome(run, code, faults, float(f), float(g), rows)
+
+        step = int(run.step)
+        if self._is_calm(run, code, rows):
+            return solution_at(run, Pending(compute), f, g, rows, step)
+        return solution_at(run, compute(), f, g, rows, step)
+
+    def _is_calm(self, run: State, code: int, rows: Rows) -> bool:
+        """Whether nothing hints at a failure: neither the code, nor f, g, x and y so far."""
+        if code not in (RUNNING, RESULTS.settled) or self.problem.mesh is not None:
+            return False
+        falls = float(rows["inner_gap"][-1]) > FAR * (1 + abs(float(rows["g"][-1])))
+        far = float(trees.max_abs((run.point.x, run.point.y))) > FAR * float(run.scale)
+        return not (falls or far)
+
+    def _outcome(
+        self, run: State, code: int, faults: Array | None, f: float, g: float, rows: Rows
+    ) -> Outcome:
+        """How the run ended, by the certificate, which is computed in double precision."""
+        certificate = measure_in_double(self.problem, run.point)
         met, note = bool(certificate.eps <= self.tol), ""
         if code == RESULTS.nonfinite:
             where = [place for place, bad in zip(PLACES, np.asarray(faults), strict=True) if bad]
             note = f"{where[0]} is not finite." if where else ""
         unbounded = ""
         if RESULTS(int(final(code, met))) not in (RESULTS.success, RESULTS.multiplier_diverged):
-            first = float(rows["f"][0]) if len(rows["f"]) else float(f)
-            unbounded = unbounded_reason(self.problem, run, certificate, float(f), float(g), first)
-        ended = final(code, met, bool(unbounded))
-        note = unbounded or note
-        return solution_at(run, certificate, f, g, ended, rows, int(run.step), note)
+            first = float(rows["f"][0]) if len(rows["f"]) else f
+            unbounded = unbounded_reason(self.problem, run, certificate, f, g, first)
+        return outcome_at(run, certificate, final(code, met, bool(unbounded)), unbounded or note)

@@ -114,14 +114,16 @@ def search(
     iterations: ArrayLike,
     tol: ArrayLike = 0.0,
     step: Float[Array, ""] | None = None,
+    remember: bool = True,
 ) -> Search:
     r"""Spectral projected gradient: $z^+ = P(z - s \nabla\phi(z))$ with Barzilai-Borwein steps s;
     limited-memory quasi-Newton steps if the set is Free and the point not too large.
 
     Needs no constants of the function and one gradient per iteration. It stops if the residual is
-    at most `tol`, or at the accuracy its arithmetic allows; `step` is the first trial. A trial is
-    kept if its value stays below a decaying average of past values plus their rounding; otherwise
-    the step is cut to a quarter and the remembered moves are forgotten.
+    at most `tol`, or at the accuracy its arithmetic allows; `step` is the first trial, and without
+    `remember` there are no quasi-Newton steps. A trial is kept if its value stays below a decaying
+    average of past values plus their rounding; otherwise the step is cut to a quarter and the
+    remembered moves are forgotten.
 
     References: Birgin, Martinez & Raydan, SIAM J. Optim. 10 (2000); Zhang & Hager, SIAM J.
     Optim. 14 (2004) for the average; Liu & Nocedal, Math. Program. 45 (1989) for L-BFGS.
@@ -136,7 +138,7 @@ def search(
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
     flat, to_tree = ravel_pytree(start)
-    small = isinstance(constraint, Free) and flat.size <= MEMORABLE
+    small = remember and isinstance(constraint, Free) and flat.size <= MEMORABLE
     pairs = Pairs.empty(flat) if small else None
     first = Search(start, value, gradient, step, value, best, zero, zero, pairs)
 

@@ -159,8 +159,8 @@ def stacked(solutions: list[Solution]) -> Solution:
         return np.pad(column, more, constant_values=fill)
 
     filled = [
-        dataclasses.replace(s, history={k: padded(v) for k, v in s.history.items()}, note="")
-        for s in solutions
+        dataclasses.replace(s, history={k: padded(v) for k, v in s.history.items()})
+        for s in (one.with_outcome(note="") for one in solutions)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
 
@@ -194,10 +194,9 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
     )
     certificate = certify(problem, best.x, best.y, best.multiplier)
     rows = np.asarray(best.history["step"]) >= 0
+    ended = final(code[index], bool(certificate.eps <= tol))
     best = dataclasses.replace(
-        best,
-        certificate=certificate,
-        code=final(code[index], bool(certificate.eps <= tol)),
+        best.with_outcome(certificate=certificate, code=ended),
         history={name: np.asarray(column)[rows] for name, column in best.history.items()},
         steps=int(best.steps),
     )

@@ -8,8 +8,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int, PyTree
 
 from ._checks import is_number, traced, whole_number
+from ._data import DataView
 from ._errors import ProblemError
 
+TOL = 1e-4  # the tolerance of a certificate unless it says otherwise
 STEPS = 10_000  # the most steps of a run unless it says otherwise
 _MOST = 2**31 - 1
 
@@ -19,8 +21,8 @@ class Options:
     """The keyword arguments of `solve`, checked; what each means is said there."""
 
     steps: int | None = None
-    tol: ArrayLike = 1e-4
-    every: int = 100
+    tol: ArrayLike | None = 1e-4
+    every: int | None = None
     key: Array | None = None
     throw: bool = True
     progress: bool = False
@@ -30,13 +32,23 @@ class Options:
 
     def __post_init__(self):
         steps = STEPS if self.steps is None else self.steps
-        for name, value in (("steps", steps), ("every", self.every)):
+        every = 1 if self.every is None else self.every
+        for name, value in (("steps", steps), ("every", every)):
             whole_number(name, value)
             if value > _MOST:
                 raise ProblemError(f"{name} must be at most {_MOST:,}, got {value:,}.")
-        for name, value in (("tol", self.tol), ("checkpoint_every", self.checkpoint_every)):
+        for name, value in (("tol", self.tolerance), ("checkpoint_every", self.checkpoint_every)):
             if not traced(value) and not (is_number(value) and value >= 0):
                 raise ProblemError(f"{name} must be a number >= 0, got {value!r}.")
+
+    @property
+    def tolerance(self) -> ArrayLike:
+        """The tolerance of the certificate, also if none is asked for during the run."""
+        return TOL if self.tol is None else self.tol
+
+    def spacing(self, view: DataView) -> int:
+        """The steps between two records."""
+        return view.every() if self.every is None else int(self.every)
 
     def budget(self, own: int | None, taken: Int[Array, ""] | int) -> int:
         """The most steps to take now, of a solver that may have a budget of its own."""

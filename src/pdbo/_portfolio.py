@@ -21,10 +21,10 @@ from ._certificate import Certificate
 from ._driver import begin, enter_on_host, launch_on_host
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
-from ._host import HostRun, solution_at
+from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
 from ._precision import Start, has_double, measure_in_double
-from ._solution import Solution, State
+from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._stages import decided, exact_certificate, facts_of
 from ._verdict import FAR, RUNAWAY, of_saved
@@ -104,7 +104,8 @@ class Portfolio:
         writer: CheckpointWriter | None = None,
     ):
         self.start, self.search, self.options, self.writer = start, search, options, writer
-        self.problem, self.tol = start.problem, float(np.asarray(options.tol))
+        self.problem, self.tol = start.problem, float(np.asarray(options.tolerance))
+        self.every = options.spacing(start.problem.view)
         self.history = History()
         self.seconds: dict[int, float] = {}  # what the steps up to each record took
 
@@ -118,7 +119,7 @@ class Portfolio:
                 assert saved[0].state is not None
                 result = of_saved(saved[0], self.tol, until)
                 if result is not None:
-                    return dataclasses.replace(saved[0], code=np.int32(result))
+                    return saved[0].with_outcome(code=np.int32(result))
                 run, self.history = saved[0].state, History(saved[0].history)
         solution = self._solved(run, until, searching)
         if self.writer is not None and _on_host(solution):  # else the search has saved it
@@ -158,7 +159,7 @@ class Portfolio:
         self._record(begun)
         run = begun
         for run in self._steps(begun, until):
-            if int(run.step) % self.options.every == 0:
+            if int(run.step) % self.every == 0:
                 self._record(run)
             if keep:
                 self._keep(run)
@@ -193,9 +194,9 @@ class Portfolio:
             return
         self._record(run)
         point, path, rows = run.point, run.solver_state.path, self.history.rows
-        code, step = np.int32(RESULTS.interrupted), int(run.step)
-        values = (np.float64(0.0), path.f, path.g)
-        self.writer.save(Solution(point.x, point.y, *values, None, code, rows, run, step), {})
+        outcome = Outcome(np.float64(0.0), None, np.int32(RESULTS.interrupted))
+        at = (point.x, point.y, path.f, path.g)
+        self.writer.save(Solution(*at, outcome, rows, run, int(run.step)), {})
         self.writer.leave()
 
     def _found(self, run: State, facts: Facts | None) -> Found:
@@ -311,8 +312,8 @@ class Portfolio:
         note = "" if found.facts is None else self._no_minimum(run, found.facts, rows["f"][0])
         if certificate.eps <= self.tol and not note:
             code = RESULTS.success
-        ended, steps = np.int32(code), int(run.step)
-        return solution_at(run, certificate, path.f, path.g, ended, rows, steps, note)
+        outcome = outcome_at(run, certificate, np.int32(code), note)
+        return solution_at(run, outcome, path.f, path.g, rows, int(run.step))
 
     def _no_minimum(self, run: State, facts: Facts, first: float) -> str:
         """A sentence if x went far and f became flat there; empty otherwise."""

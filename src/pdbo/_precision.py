@@ -22,7 +22,7 @@ from ._certificate import MAX_SLACK, Certificate, measure_jit
 from ._checks import check_functions, point_arrays, traced
 from ._errors import PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
-from ._solution import Solution, State
+from ._solution import Outcome, Pending, Solution, State
 from ._solver import Point, Solver
 from ._stages import decided, exact_certificate, facts_of
 
@@ -204,10 +204,13 @@ def returned(solution: S) -> S:
             return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
         return np.asarray(leaf) if isinstance(leaf, Array) and leaf.dtype == np.float64 else leaf
 
-    names = (
-        ("x", "y", "multiplier", "f", "g")
-        if double
-        else [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "note")]
-    )
+    def seen(outcome: Outcome) -> Outcome:
+        if double:
+            return dataclasses.replace(outcome, multiplier=plain(outcome.multiplier))
+        return jax.tree.map(plain, outcome)
+
+    names = ("x", "y", "f", "g") if double else ("x", "y", "f", "g", "history", "steps")
     changed = {n: jax.tree.map(plain, getattr(solution, n)) for n in names}
-    return dataclasses.replace(solution, **changed)
+    outcome = solution.outcome
+    later = Pending(lambda: seen(outcome.look())) if isinstance(outcome, Pending) else seen(outcome)
+    return dataclasses.replace(solution, outcome=later, **changed)

@@ -1,8 +1,11 @@
 """What a run returns, and what it takes to carry on."""
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
@@ -47,37 +50,108 @@ def launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -
     return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
 
 
+class Outcome(eqx.Module):
+    """How a run ended, and the certificate that says so; see `Solution`."""
+
+    multiplier: Number
+    certificate: "Certificate | None"
+    code: Int[Array | np.ndarray, "*batch"] | np.int32
+    note: str = eqx.field(static=True, default="")
+
+
+class Pending:
+    """An outcome that is computed when it is first looked at, in the precision of its run.
+
+    Arguments:
+        compute: returns it.
+    """
+
+    def __init__(self, compute: Callable[[], Outcome]):
+        self._compute: Callable[[], Outcome] | None = compute
+        self._outcome: Outcome | None = None
+        self._double = bool(jax.config.jax_enable_x64)  # type: ignore
+
+    @property
+    def known(self) -> bool:
+        """Whether it has been looked at."""
+        return self._outcome is not None
+
+    def look(self) -> Outcome:
+        """The outcome."""
+        if self._outcome is None:
+            assert self._compute is not None
+            with jax.enable_x64(self._double):
+                self._outcome, self._compute = self._compute(), None
+        return self._outcome
+
+    def __reduce__(self) -> tuple[Callable, tuple[Outcome]]:
+        return _same, (self.look(),)  # a copy in another process has the outcome itself
+
+
+def _same(outcome: Outcome) -> Outcome:
+    return outcome
+
+
 class Solution(eqx.Module):
     """The outcome of `solve`.
 
     Attributes:
         x, y: the point returned. What was computed in double precision is returned in double: as
             NumPy arrays in a session without 64-bit types.
-        multiplier: the solver's multiplier of the value-function constraint; the certificate's
-            if the method has none.
         f, g: the outer and inner values there.
-        certificate: computed at exactly (x, y), in double precision outside of jit and vmap.
-        code: the result code as an integer array.
+        outcome: how the run ended: the properties below. It may be computed when it is first
+            looked at.
         history: a dict of arrays with one row per recorded step: step, f, g, h, multiplier,
             stationarity, feasibility, complementarity, inner_gap, eps, the oracle calls so far
-            (f_calls, g_calls, products) and whatever `observe` returned. Under jit and vmap the
+            (f_calls, g_calls, products) and whatever `observe` returned. The entries of the
+            certificate are estimates, at the cost of a few gradients. Under jit and vmap the
             arrays have room for every row; unused ones hold step -1.
         state: where the run stands.
         steps: the steps taken since the start of the run, restarts included.
-        note: what more is known of a failure, in a sentence.
     """
 
     x: PyTree
     y: PyTree
-    multiplier: Number
     f: Number
     g: Number
-    certificate: "Certificate | None"
-    code: Int[Array | np.ndarray, "*batch"] | np.int32
+    outcome: Outcome | Pending
     history: dict[str, PyTree]
     state: State | None
     steps: int | Int[Array, "*batch"]
-    note: str = eqx.field(static=True, default="")
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the outcome is still to be computed; then the run is no failure."""
+        return isinstance(self.outcome, Pending) and not self.outcome.known
+
+    @property
+    def seen(self) -> Outcome:
+        """The outcome."""
+        return self.outcome.look() if isinstance(self.outcome, Pending) else self.outcome
+
+    @property
+    def multiplier(self) -> Number:
+        """The solver's multiplier of the value-function constraint, or the certificate's."""
+        return self.seen.multiplier
+
+    @property
+    def certificate(self) -> "Certificate | None":
+        """Computed at exactly (x, y), in double precision outside of jit and vmap."""
+        return self.seen.certificate
+
+    @property
+    def code(self) -> Int[Array | np.ndarray, "*batch"] | np.int32:
+        """The result code as an integer array."""
+        return self.seen.code
+
+    @property
+    def note(self) -> str:
+        """What more is known of a failure, in a sentence."""
+        return self.seen.note
+
+    def with_outcome(self, **changes: Any) -> Self:
+        """The same solution with another code, certificate, multiplier or note."""
+        return dataclasses.replace(self, outcome=dataclasses.replace(self.seen, **changes))
 
     @property
     def result(self) -> Any:

@@ -15,12 +15,12 @@ from ._checks import point_arrays, traced
 from ._driver import advance, begin, chosen, replay
 from ._errors import RESULTS, ProblemError, SolveError
 from ._history import Certified, columns
-from ._host import HostRun, solution_at
+from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
 from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
-from ._solution import Solution, State
+from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._verdict import SOUND, falls_forever, final
 from .checkpoint import CheckpointWriter, digest
@@ -34,8 +34,8 @@ def solve(
     solver: Solver | None = None,
     *,
     steps: int | None = None,
-    tol: ArrayLike = 1e-4,
-    every: int = 100,
+    tol: ArrayLike | None = 1e-4,
+    every: int | None = None,
     state: State | None = None,
     key: Array | None = None,
     throw: bool = True,
@@ -52,8 +52,11 @@ def solve(
         solver: the method; None is `AutoPDBO()`, which has nothing to tune.
         steps: the most steps this call takes: 10,000 unless the solver sets its own budget.
             Reaching it is no failure.
-        tol: the run ends when the certificate's eps is at most this.
-        every: a certificate is computed and a row of history recorded every so many steps.
+        tol: the run ends when the certificate's eps is at most this. With None nothing is estimated
+            during the run, which takes all its steps; the certificate is there if asked for.
+        every: a row of history is recorded every so many steps: 100, or ten passes over the data
+            if these come in batches. It costs a few gradients: the certificate is estimated, and
+            computed in full only if the estimate is within the tolerance, or when it is looked at.
         state: the `state` of an earlier solution, to carry on from in place of a start.
         key: a PRNG key for solvers that draw random numbers.
         throw: whether failures raise an exception that carries the Solution, or return their code.
@@ -98,7 +101,7 @@ def _state(state: object, x0: PyTree, y0: PyTree) -> State | None:
 def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
     nan = float("nan")
     code = np.int32(RESULTS.bad_problem)
-    return Solution(x0, y0, nan, nan, nan, None, code, {}, None, 0, note=why)
+    return Solution(x0, y0, nan, nan, Outcome(nan, None, code, why), {}, None, 0)
 
 
 def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
@@ -107,7 +110,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
         exact = applies(start, named)
         run = begin_exact(start, named) if exact else begin(start, solver, options.key)
         names = columns(run, options.observe)
-        if traced(start.problem, run, options.tol):
+        if traced(start.problem, run, options.tolerance):
             if options.checkpoint is not None:
                 raise ProblemError("checkpoint needs values: it cannot be used under jit or vmap.")
             return _solve_traced(start, run, options, options.budget(run.solver.budget, run.step))
@@ -123,7 +126,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
                 host = HostRun(start.problem, options, writer, until)
                 solution = host.solve(run, first=start.state is None)
     solution = returned(solution)
-    if options.throw and solution.result not in SOUND:
+    if options.throw and not solution.is_pending and solution.result not in SOUND:
         raise SolveError(solution.message, solution)
     return solution
 
@@ -153,10 +156,12 @@ def _start_digest(start: Start, options: Options) -> str | None:
 
 def _solve_traced(start: Start, run: State, options: Options, budget: int) -> Solution:
     """The whole run as one traceable expression, for jit and vmap."""
-    problem, tol, every = start.problem, options.tol, options.every
+    problem, tol = start.problem, options.tolerance
+    every = options.spacing(problem.view)
     first = start.state is None
     outside = ~(problem.x_set.contains(run.point.x) & problem.y_set.contains(run.point.y))
-    recorder, rows = Certified(tol, every, options.observe), -(-budget // every) + 2
+    rows = -(-budget // every) + 2
+    recorder = Certified(tol, every, options.observe)
     chunk = advance(problem, run, recorder, run.step + budget, every, first, rows=rows)
     failed = chunk.code == RESULTS.nonfinite
     run, _, failure = replay(problem, chunk.run, jnp.where(failed, every, 0))
@@ -168,4 +173,4 @@ def _solve_traced(start: Start, run: State, options: Options, budget: int) -> So
     code = jnp.where(failed, failure, chunk.code)
     code = final(code, certificate.eps <= tol, falls_forever(certificate, g) & ~failed)
     code = jnp.where(outside & first, RESULTS.bad_problem, code).astype(jnp.int32)
-    return solution_at(run, certificate, f, g, code, chunk.rows, run.step)
+    return solution_at(run, outcome_at(run, certificate, code), f, g, chunk.rows, run.step)

@@ -26,10 +26,11 @@ SOUND = (RESULTS.success, RESULTS.max_steps, RESULTS.settled)
 def judge(run: State, row: dict[str, Array], tol: ArrayLike) -> Int[Array, ""]:
     """The code of a recorded state, by its row of history."""
     healthy = trees.finite(run.solver_state) & jnp.isfinite(row["f"]) & jnp.isfinite(row["g"])
-    healthy = healthy & ~jnp.isnan(row["stationarity"])  # a gradient that is not finite
+    # a gradient that is not finite; where nothing is estimated there is no gap either
+    healthy = healthy & ~(jnp.isnan(row["stationarity"]) & ~jnp.isnan(row["inner_gap"]))
     code = jnp.where(run.solver.settled(run.solver_state), RESULTS.settled, RUNNING)
-    code = jnp.where(row["eps"] <= tol, RESULTS.success, code)
     code = runaway(run, code)
+    code = jnp.where(row["eps"] <= tol, RESULTS.success, code)
     return jnp.where(healthy, code, RESULTS.nonfinite).astype(jnp.int32)
 
 
@@ -50,10 +51,11 @@ def final(code: Any, met: Any, unbounded: Any = False) -> Any:
     """
     xp = jnp if traced(code, met, unbounded) or np.ndim(code) else np
     sound = code == RUNNING
-    for result in SOUND:
+    for result in (*SOUND, RESULTS.multiplier_diverged):  # a large multiplier may be the right one
         sound = sound | (code == result)
+    large = code == RESULTS.multiplier_diverged
     ended = xp.where(code == RESULTS.settled, RESULTS.settled, RESULTS.max_steps)
-    ended = xp.where(sound, ended, code)
+    ended = xp.where(sound & ~large, ended, code)
     endless = unbounded & (ended != RESULTS.multiplier_diverged)
     ended = xp.where(endless, RESULTS.diverged, ended)
     return xp.where(sound & met, RESULTS.success, ended).astype(np.int32)

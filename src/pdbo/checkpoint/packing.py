@@ -13,7 +13,7 @@ from .._errors import RESULTS
 from .._mesh import everywhere
 from .._problem import Problem, values
 from .._sealed import JsonObject
-from .._solution import Solution, State, launch
+from .._solution import Outcome, Solution, State, launch
 from .._solver import Point, Solver
 from .arrays import is_kept, keys, kind, named, plain, restore, store
 from .description import describe_problem, describe_solver, encode
@@ -35,14 +35,15 @@ def pack(
     leaves = {f"state{name}": leaf for name, leaf in named(state)}
     leaves |= {f"history.{name}": column for name, column in solution.history.items()}
     leaves |= {"f": solution.f, "g": solution.g}
-    if solution.certificate is not None:
-        leaves |= {f"certificate.{n}": v for n, v in vars(solution.certificate).items()}
+    outcome = solution.seen
+    if outcome.certificate is not None:
+        leaves |= {f"certificate.{n}": v for n, v in vars(outcome.certificate).items()}
     header = {
         "pdbo": __version__,
         "jax": jax.__version__,
         "step": int(solution.steps),
-        "result": RESULTS(int(solution.code)).name,
-        "note": solution.note,
+        "result": RESULTS(int(outcome.code)).name,
+        "note": outcome.note,
         "notes": notes,
         "start": start,
         "solver": describe_solver(state.solver),
@@ -70,19 +71,9 @@ def unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> S
         raise saved.error("its contents are not those of a solution") from None
     point = state.point
     check_values(saved, problem, point, f, g, history)
-    return Solution(
-        point.x,
-        point.y,
-        multiplier if point.multiplier is None else point.multiplier,
-        f,
-        g,
-        certificate,
-        np.int32(code),
-        history,
-        state,
-        int(state.step),
-        note=note,
-    )
+    multiplier = multiplier if point.multiplier is None else point.multiplier
+    outcome = Outcome(multiplier, certificate, np.int32(code), note)
+    return Solution(point.x, point.y, f, g, outcome, history, state, int(state.step))
 
 
 def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> State:

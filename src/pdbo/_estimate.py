@@ -1,0 +1,161 @@
+"""The cheap stage of the certificate: what a few gradients tell about a point during a run.
+
+It is no certificate: the inner search is short, from one start, and kinks of the value function are
+not looked for. A run whose estimate is within the tolerance gets the full certificate; any other
+one would very likely fail it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PyTree
+
+from . import _trees as trees
+from ._certificate import MAX_SLACK
+from ._minimize import search
+from ._problem import Problem
+from ._solver import Point
+
+
+class Estimate(NamedTuple):
+    """The entries of a certificate that a record holds, and the values of f and g."""
+
+    f: Float[Array, ""]
+    g: Float[Array, ""]
+    h: Float[Array, ""]
+    multiplier: Float[Array, ""]
+    stationarity: Float[Array, ""]
+    feasibility: Float[Array, ""]
+    complementarity: Float[Array, ""]
+    inner_gap: Float[Array, ""]
+    eps: Float[Array, ""]
+
+
+def estimate(problem: Problem, point: Point, iterations: ArrayLike) -> Estimate:
+    """The estimate at a solver's point, with so many gradients of g for the inner search.
+
+    With a multiplier, the conditions of Definition 1 are measured at the point itself. Without one
+    the point is taken for an inner minimum, and the implicit gradient of f is measured.
+    """
+    x, y = point.x, point.y
+    f, grad_f = jax.value_and_grad(problem.outer, (0, 1))(x, y)
+    g, grad_g = jax.value_and_grad(problem.inner, (0, 1))(x, y)
+    best = search(
+        lambda v: problem.inner(x, v), problem.y_set, y, iterations, remember=False
+    ).best  # fmt: skip
+    gap = jnp.maximum(g - best.value, 0)
+    slack = jnp.zeros_like(g) if point.slack is None else jnp.asarray(point.slack, g.dtype)
+    h = gap - jnp.minimum(gap, jnp.maximum(slack, MAX_SLACK))
+    outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
+    if point.multiplier is None:
+        multiplier, stationarity = _implicit(problem, x, y, grad_f, iterations)
+        complementarity = jnp.zeros_like(g)
+        scale = _at_most_one(trees.length(grad_f))
+    else:
+        slope = jax.grad(problem.inner, 0)(x, best.point)
+        grad_h = (trees.sub(grad_g[0], slope), grad_g[1])
+        given = jnp.asarray(point.multiplier, g.dtype)
+        multiplier, stationarity = _lagrangian(problem, (x, y), grad_f, grad_h, given)
+        complementarity = multiplier * jnp.abs(h)
+        scale = jnp.ones_like(g)
+    apart = jnp.maximum(jnp.sqrt(h), outside)
+    return Estimate(
+        f=f,
+        g=g,
+        h=gap - slack,
+        multiplier=multiplier,
+        stationarity=stationarity,
+        feasibility=jnp.maximum(h, outside),
+        complementarity=complementarity,
+        inner_gap=gap,
+        eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / scale, apart),
+    )
+
+
+def values_only(problem: Problem, point: Point) -> Estimate:
+    """f and g at a solver's point; nothing else is estimated."""
+    f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
+    unknown = jnp.full_like(g, jnp.nan)
+    multiplier = unknown if point.multiplier is None else jnp.asarray(point.multiplier, g.dtype)
+    return Estimate(f, g, unknown, multiplier, *[unknown] * 5)
+
+
+def _lagrangian(
+    problem: Problem, z: PyTree, grad_f: PyTree, grad_h: PyTree, given: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The given multiplier or the one that fits best, and the stationarity with it."""
+
+    def left(m: Float[Array, ""]) -> PyTree:
+        return _tangent(problem, z, trees.scale(-1, trees.axpy(m, grad_h, grad_f)))
+
+    along = trees.dot(grad_h, left(jnp.zeros_like(given)))
+    size = trees.dot(grad_h, grad_h)
+    fitted = jnp.maximum(along, 0) / jnp.where(size > 0, size, 1)
+    own, best = trees.length(left(given)), trees.length(left(fitted))
+    return jnp.where(own <= best, given, fitted), jnp.minimum(own, best)
+
+
+def _implicit(
+    problem: Problem, x: PyTree, y: PyTree, grad_f: PyTree, iterations: ArrayLike
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    r"""The implicit gradient $f_x + g_{xy} v$ with the rest of $f_y + H v$, for $H v = -f_y$.
+
+    Both are zero at a solution. v is found by conjugate residuals, in the directions that Y leaves
+    open at y. The multiplier returned is that of a point a small step $v / \lambda$ from y.
+    """
+    f_x, f_y = grad_f
+    slope = jax.grad(problem.inner, (0, 1))
+
+    def times(v: PyTree) -> PyTree:
+        product = jax.jvp(lambda w: slope(x, w)[1], (y,), (v,))[1]
+        return problem.y_set.tangent(y, product)
+
+    v, rest = _conjugate_residuals(
+        times, problem.y_set.tangent(y, trees.scale(-1, f_y)), iterations
+    )
+    turn = jax.jvp(lambda w: slope(x, w)[0], (y,), (v,))[1]
+    down = problem.x_set.tangent(x, trees.scale(-1, trees.add(f_x, turn)))
+    size = trees.length(v)
+    move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.length(y))
+    return size / move, jnp.hypot(trees.length(down), trees.length(rest))
+
+
+def _conjugate_residuals(
+    times: Callable[[PyTree], PyTree], b: PyTree, iterations: ArrayLike
+) -> tuple[PyTree, PyTree]:
+    """An approximate least-squares solution of a symmetric system, and what is left of b."""
+    tiny = jnp.finfo(trees.dtype(b)).eps ** 2 * trees.dot(b, b)
+
+    def going(s: tuple) -> Array:
+        count, _, r, *_ = s
+        return (count < iterations) & (trees.dot(r, r) > tiny)
+
+    def improve(s: tuple[Int[Array, ""], PyTree, PyTree, PyTree, PyTree, PyTree]) -> tuple:
+        count, v, r, p, turned_r, turned_p = s
+        curved = trees.dot(r, turned_r)
+        size = trees.dot(turned_p, turned_p)
+        length = curved / jnp.where(size > 0, size, 1)
+        v, r = trees.axpy(length, p, v), trees.axpy(-length, turned_p, r)
+        turned = times(r)
+        ratio = trees.dot(r, turned) / jnp.where(curved != 0, curved, 1)
+        p, turned_p = trees.axpy(ratio, p, r), trees.axpy(ratio, turned_p, turned)
+        stuck = (curved == 0) | (size == 0)
+        return jnp.where(stuck, iterations, count + 1), v, r, p, turned, turned_p
+
+    turned = times(b)
+    start = (jnp.zeros((), jnp.int32), trees.zeros_like(b), b, b, turned, turned)
+    _, v, r, *_ = lax.while_loop(going, improve, start)
+    return v, r
+
+
+def _tangent(problem: Problem, z: PyTree, v: PyTree) -> tuple[PyTree, ...]:
+    sets = (problem.x_set, problem.y_set)
+    return tuple(s.tangent(a, b) for s, a, b in zip(sets, z, v, strict=True))
+
+
+def _at_most_one(v: Float[Array, ""]) -> Float[Array, ""]:
+    return jnp.where((v > 0) & (v < 1), v, 1)
