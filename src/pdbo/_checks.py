@@ -1,5 +1,6 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, SupportsFloat, TypeGuard
 
@@ -171,13 +172,26 @@ def _contains(constraint: "Set", z: PyTree, coarse: "DTypeLike | None") -> Array
 # Functions
 
 
+_CHECKED: dict[str, tuple[weakref.ref, PyTree]] = {}  # the last problem found fit, and its point
+
+
 def check_functions(problem: "Problem", x: PyTree, y: PyTree) -> None:
     """Raise a ProblemError unless f and g take the point to a scalar of its dtype."""
-    for name, call in (("f", problem.outer), ("g", problem.inner)):
-        _check_function(name, call, x, y)
+    for name in "fg":
+        _check_function(name, problem, x, y)
 
 
-def _check_function(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
+def _check_function(name: str, problem: "Problem", x: PyTree, y: PyTree) -> None:
+    like = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (x, y))
+    last, point = _CHECKED.get(name, (lambda: None, None))
+    if last() is problem and point == like:
+        return
+    _check_value(name, problem.outer if name == "f" else problem.inner, x, y)
+    if not traced(problem, x, y):
+        _CHECKED[name] = weakref.ref(problem), like
+
+
+def _check_value(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
     try:
         out = eqx.filter_eval_shape(call, x, y)
     except Exception as error:  # whatever the user's function raised, in one sentence

@@ -36,7 +36,8 @@ class Comparison(eqx.Module):
     Attributes:
         table: a dict of equally long arrays, one row per solver and record, ready for
             `pandas.DataFrame(table)`: solver, step, calls (all oracle calls so far), seconds (of
-            the solver alone, compilation and certificates left out) and the columns of a history.
+            the solver alone, compilation and certificates left out) and the columns of a history,
+            with the certificate computed in full in every row.
         results: how each solver ended, by name.
     """
 

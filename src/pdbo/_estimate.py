@@ -20,9 +20,14 @@ from ._minimize import search
 from ._problem import Problem
 from ._solver import Point
 
+FAR = 100.0  # times the size of y: an inner search that goes this far may have no end
+
 
 class Estimate(NamedTuple):
-    """The entries of a certificate that a record holds, and the values of f and g."""
+    """The entries of a certificate that a record holds, and the values of f and g.
+
+    eps is infinite if the inner search runs away.
+    """
 
     f: Float[Array, ""]
     g: Float[Array, ""]
@@ -44,15 +49,15 @@ def estimate(problem: Problem, point: Point, iterations: ArrayLike) -> Estimate:
     x, y = point.x, point.y
     f, grad_f = jax.value_and_grad(problem.outer, (0, 1))(x, y)
     g, grad_g = jax.value_and_grad(problem.inner, (0, 1))(x, y)
-    best = search(
-        lambda v: problem.inner(x, v), problem.y_set, y, iterations, remember=False
-    ).best  # fmt: skip
+    found = search(lambda v: problem.inner(x, v), problem.y_set, y, iterations, remember=False)
+    best = found.best
     gap = jnp.maximum(g - best.value, 0)
     slack = jnp.zeros_like(g) if point.slack is None else jnp.asarray(point.slack, g.dtype)
     h = gap - jnp.minimum(gap, jnp.maximum(slack, MAX_SLACK))
     outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
     if point.multiplier is None:
-        multiplier, stationarity = _implicit(problem, x, y, grad_f, iterations)
+        reached = trees.axpy(-found.step, grad_g[1], y)
+        multiplier, stationarity = _implicit(problem, x, y, reached, grad_f, iterations)
         complementarity = jnp.zeros_like(g)
         scale = _at_most_one(trees.length(grad_f))
     else:
@@ -63,6 +68,8 @@ def estimate(problem: Problem, point: Point, iterations: ArrayLike) -> Estimate:
         complementarity = multiplier * jnp.abs(h)
         scale = jnp.ones_like(g)
     apart = jnp.maximum(jnp.sqrt(h), outside)
+    moved = trees.length(trees.sub(best.point, y))
+    runs_away = moved > FAR * (1 + trees.length(y))
     return Estimate(
         f=f,
         g=g,
@@ -72,7 +79,11 @@ def estimate(problem: Problem, point: Point, iterations: ArrayLike) -> Estimate:
         feasibility=jnp.maximum(h, outside),
         complementarity=complementarity,
         inner_gap=gap,
-        eps=jnp.maximum(jnp.maximum(stationarity, complementarity) / scale, apart),
+        eps=jnp.where(
+            runs_away,
+            jnp.inf,
+            jnp.maximum(jnp.maximum(stationarity, complementarity) / scale, apart),
+        ),
     )
 
 
@@ -100,23 +111,24 @@ def _lagrangian(
 
 
 def _implicit(
-    problem: Problem, x: PyTree, y: PyTree, grad_f: PyTree, iterations: ArrayLike
+    problem: Problem, x: PyTree, y: PyTree, reached: PyTree, grad_f: PyTree, iterations: ArrayLike
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     r"""The implicit gradient $f_x + g_{xy} v$ with the rest of $f_y + H v$, for $H v = -f_y$.
 
-    Both are zero at a solution. v is found by conjugate residuals, in the directions that Y leaves
-    open at y. The multiplier returned is that of a point a small step $v / \lambda$ from y.
+    Both are zero at a solution. v is found by conjugate residuals, on the face of Y onto which the
+    point `reached` by a gradient step from y is projected. The multiplier returned is that of a
+    point a small step $v / \lambda$ from y.
     """
     f_x, f_y = grad_f
     slope = jax.grad(problem.inner, (0, 1))
 
-    def times(v: PyTree) -> PyTree:
-        product = jax.jvp(lambda w: slope(x, w)[1], (y,), (v,))[1]
-        return problem.y_set.tangent(y, product)
+    def onto_face(v: PyTree) -> PyTree:
+        return jax.jvp(problem.y_set.project, (reached,), (v,))[1]
 
-    v, rest = _conjugate_residuals(
-        times, problem.y_set.tangent(y, trees.scale(-1, f_y)), iterations
-    )
+    def times(v: PyTree) -> PyTree:
+        return onto_face(jax.jvp(lambda w: slope(x, w)[1], (y,), (v,))[1])
+
+    v, rest = _conjugate_residuals(times, onto_face(trees.scale(-1, f_y)), iterations)
     turn = jax.jvp(lambda w: slope(x, w)[0], (y,), (v,))[1]
     down = problem.x_set.tangent(x, trees.scale(-1, trees.add(f_x, turn)))
     size = trees.length(v)

@@ -156,9 +156,8 @@ class HostRun:
         """Whether nothing hints at a failure: neither the code, nor f, g, x and y so far."""
         if code not in (RUNNING, RESULTS.settled) or self.problem.mesh is not None:
             return False
-        falls = float(rows["inner_gap"][-1]) > FAR * (1 + abs(float(rows["g"][-1])))
         far = float(trees.max_abs((run.point.x, run.point.y))) > FAR * float(run.scale)
-        return not (falls or far)
+        return not (far or rows["eps"][-1] == np.inf)
 
     def _outcome(
         self, run: State, code: int, faults: Array | None, f: float, g: float, rows: Rows

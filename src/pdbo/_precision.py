@@ -209,7 +209,9 @@ def returned(solution: S) -> S:
             return dataclasses.replace(outcome, multiplier=plain(outcome.multiplier))
         return jax.tree.map(plain, outcome)
 
-    names = ("x", "y", "f", "g") if double else ("x", "y", "f", "g", "history", "steps")
+    names = ("x", "y", "f", "g")
+    if not double:
+        names = [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "outcome")]
     changed = {n: jax.tree.map(plain, getattr(solution, n)) for n in names}
     outcome = solution.outcome
     later = Pending(lambda: seen(outcome.look())) if isinstance(outcome, Pending) else seen(outcome)
