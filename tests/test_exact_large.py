@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pdbo
+from pdbo._stages import facts_of
 from pdbo.exact import lbfgs
 from pdbo.exact.inner import Inner
 from pdbo.exact.krylov import Preconditioner, conjugate_residuals
@@ -262,3 +263,18 @@ def test_values_that_are_not_finite():
 def test_a_start_at_the_solution_converges():
     state = finished(counter_example(), jnp.ones(10), jnp.ones((2, 10)))
     assert state.status == CONVERGED and state.f < 1e-30
+
+
+def test_an_error_along_a_weak_direction_is_seen():
+    """The gradient is small and points elsewhere, but x is off by a tenth in one entry."""
+    n = 600
+    weights = np.geomspace(1, 1e-3, n)
+    problem = pdbo.Problem(
+        lambda x, y: 0.5 * jnp.sum(weights * (y - 1) ** 2), lambda x, y: 0.5 * jnp.sum((y - x) ** 2)
+    )
+    with jax.enable_x64(True):
+        at = np.ones(n)
+        assert facts_of(problem, at, at).eps <= 1e-12
+        at[0], at[-1] = 1 + 1e-4, 1.1
+        facts = facts_of(problem, at, at)
+    assert facts.eps == pytest.approx(0.1 / np.sqrt(n), rel=0.01)

@@ -1,6 +1,7 @@
 """Failures: each its own code, the iteration and the place named, the last finite point kept."""
 
 import dataclasses
+import math
 import pathlib
 import re
 import sys
@@ -113,3 +114,41 @@ def test_no_solver_takes_a_negative_number(kind):
             with pytest.raises(pdbo.ProblemError, match=f"{name} must be a number >= 0, got"):
                 kind(**{name: value})
         assert kind(**{name: 0.0})
+
+
+def _branch(x, y):
+    return jnp.sum(y) if y[0] > 0 else x
+
+
+def _in_place(x, y):
+    y[0] = x
+    return jnp.sum(y)
+
+
+@pytest.mark.parametrize(
+    ("f", "match"),
+    [
+        (lambda x, y: np.sin(y).sum(), r"use jax\.numpy \(jnp\.sin"),
+        (lambda x, y: math.exp(x) + jnp.sum(y), "in place of math, float or int"),
+        (_branch, r"use jnp\.where\(condition, a, b\)"),
+        (_in_place, r"use y = y\.at\[i\]\.set\(value\)"),
+        (lambda x, y: jnp.dot(y, jnp.ones(3)), "check the shapes"),
+    ],
+    ids=["numpy", "math", "branch", "in place", "shapes"],
+)
+def test_functions_that_cannot_be_traced_get_a_hint(f, match):
+    problem = pdbo.Problem(f, lambda x, y: jnp.sum((y - x) ** 2))
+    with pytest.raises(pdbo.ProblemError, match=match):
+        pdbo.solve(problem, 1.0, np.zeros(2))
+
+
+def test_derivatives_of_solve_are_refused():
+    def value(a):
+        problem = pdbo.Problem(
+            lambda x, y, d: jnp.sum((y - d) ** 2), lambda x, y, d: (y - x) ** 2, data=a
+        )
+        return pdbo.solve(problem, 1.0, 0.0, pdbo.PDBO(), steps=2).f
+
+    with pytest.raises(pdbo.ProblemError, match="solve cannot be differentiated"):
+        jax.grad(value)(1.0)
+    assert np.isfinite(jax.vmap(value)(jnp.ones(2))).all()

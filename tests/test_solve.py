@@ -253,3 +253,17 @@ def test_floats_in_data_do_not_recompile():
     compiled = _driver.advance_jit._cached._cache_size()
     run(2.0)
     assert _driver.advance_jit._cached._cache_size() == compiled
+
+
+def test_a_solution_prints_its_point_certificate_and_cost():
+    sol = pdbo.solve(cases.toy(), 2.0, np.array([0.5, 0.5]))
+    text = str(sol)
+    for part in ("within the tolerance", "\nx = 1.", "\ny = [1., 1.]", "Exact: the step"):
+        assert part in text, text
+    n = 20
+    follows = pdbo.Problem(
+        lambda x, y: jnp.sum((y["a"] - 1) ** 2), lambda x, y: jnp.sum((y["a"] - x) ** 2)
+    )
+    wide = str(pdbo.solve(follows, np.zeros(n), {"a": np.zeros(n)}, pdbo.PDBO(), steps=2, tol=None))
+    assert "y['a'] = array of shape (20,), from 0" in wide and "Relaxed by" in wide
+    assert "2 steps, " in wide and "gradients of g" in wide

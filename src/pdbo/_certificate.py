@@ -68,6 +68,21 @@ class Certificate(eqx.Module):
     curvature: _Number | float = float("nan")
     radius: _Number | float = float("nan")
 
+    @property
+    def in_words(self) -> str:
+        """What it says, in a sentence."""
+        if self.exact:
+            sentence = f"Exact: the step left to a solution is {float(self.eps):.1e} of x and y"
+            if self.curvature < 0:
+                sentence += "; the point is a saddle or a maximum"
+            if self.radius > 0:
+                sentence += f"; no lower g was found within {float(self.radius):.2g} of y"
+            return sentence + "."
+        return (
+            f"Relaxed by {float(self.slack):.1e}: eps is {float(self.eps):.1e}; g at y is "
+            f"{float(self.inner_gap):.1e} above the lowest value found."
+        )
+
     def __str__(self) -> str:
         rows = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return "\n".join(f"{name:<16}{_text(value)}" for name, value in rows.items())

@@ -169,6 +169,29 @@ def _contains(constraint: "Set", z: PyTree, coarse: "DTypeLike | None") -> Array
     return inside | trees.astype(constraint, coarse).contains(trees.astype(z, coarse))
 
 
+# Derivatives
+
+
+@jax.custom_jvp
+def _same(leaves: list[Array]) -> list[Array]:
+    return leaves
+
+
+@_same.defjvp
+def _refuse(*_: object) -> tuple[list[Array], list[Array]]:
+    raise ProblemError(
+        "solve cannot be differentiated, its answer may jump: what you would differentiate by "
+        "belongs into x, and f is then minimised over it."
+    )
+
+
+def undifferentiable(tree: PyTree) -> PyTree:
+    """The same values; a ProblemError if they are differentiated."""
+    arrays, rest = eqx.partition(tree, eqx.is_inexact_array)
+    leaves, structure = jax.tree.flatten(arrays)
+    return eqx.combine(jax.tree.unflatten(structure, _same(leaves)), rest)
+
+
 # Functions
 
 
@@ -191,13 +214,25 @@ def _check_function(name: str, problem: "Problem", x: PyTree, y: PyTree) -> None
         _CHECKED[name] = weakref.ref(problem), like
 
 
+def _hint(error: Exception) -> str:
+    """What to change in a function that JAX cannot trace."""
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return "use jnp.where(condition, a, b) in place of a Python if, min, max or while"
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "use jax.numpy (jnp.sin, jnp.sum, ...) in place of numpy"
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        return "use jax.numpy (jnp.exp, jnp.sqrt, ...) in place of math, float or int"
+    if "immutable" in str(error):
+        return "use y = y.at[i].set(value) in place of y[i] = value"
+    return "check the shapes of x0, y0 and data"
+
+
 def _check_value(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
     try:
         out = eqx.filter_eval_shape(call, x, y)
     except Exception as error:  # whatever the user's function raised, in one sentence
         raise ProblemError(
-            f"{name} cannot be evaluated at (x0, y0), check the shapes of x0, y0 and data: "
-            f"{brief(error)}."
+            f"{name} cannot be evaluated at (x0, y0), {_hint(error)}: {brief(error)}."
         ) from error
     if not hasattr(out, "shape") or out.shape != ():
         got = f"shape {out.shape}" if hasattr(out, "shape") else type(out).__name__

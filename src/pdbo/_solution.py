@@ -15,6 +15,7 @@ from ._checks import traced
 from ._errors import RESULTS
 from ._problem import Problem
 from ._solver import Point, Solver
+from ._text import describe
 
 if TYPE_CHECKING:
     from ._certificate import Certificate
@@ -108,6 +109,7 @@ class Solution(eqx.Module):
             arrays have room for every row; unused ones hold step -1.
         state: where the run stands.
         steps: the steps taken since the start of the run, restarts included.
+        seconds: what the call of `solve` took, compilation included; 0 if it is not known.
     """
 
     x: PyTree
@@ -118,6 +120,7 @@ class Solution(eqx.Module):
     history: dict[str, PyTree]
     state: State | None
     steps: int | Int[Array, "*batch"]
+    seconds: Number = 0.0
 
     @property
     def is_pending(self) -> bool:
@@ -182,6 +185,16 @@ class Solution(eqx.Module):
     def __str__(self) -> str:
         if not isinstance(self.result, RESULTS):
             return f"Solution(batch of {np.shape(self.code)})"
-        return (
-            f"{self.message}\nf = {float(self.f):.6g}, g = {float(self.g):.6g}\n{self.certificate}"
-        )
+        lines = [self.message, describe("x", self.x), describe("y", self.y)]
+        lines.append(f"f = {float(self.f):.9g}, g = {float(self.g):.9g}")
+        if self.certificate is not None:
+            lines.append(self.certificate.in_words)
+        return "\n".join([*lines, self._cost()])
+
+    def _cost(self) -> str:
+        """What the run took, in a line."""
+        counts = {"gradients of f": "f_calls", "gradients of g": "g_calls", "products": "products"}
+        known = {k: self.history.get(v, []) for k, v in counts.items()}
+        calls = [f"{int(v[-1]):,} {k}" for k, v in known.items() if len(v)]
+        taken = [f"{float(self.seconds):.3g} s"] if float(self.seconds) > 0 else []
+        return ", ".join([f"{int(self.steps):,} steps", *calls, *taken])

@@ -1,7 +1,9 @@
 """The one verb: a run from its start to its certificate."""
 
 import contextlib
+import dataclasses
 import os
+import time
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from ._batches import reading
 from ._certificate import MAX_SLACK, measure
-from ._checks import point_arrays, traced
+from ._checks import point_arrays, traced, undifferentiable
 from ._driver import advance, begin, chosen, replay
 from ._errors import RESULTS, ProblemError, SolveError
 from ._history import Certified, columns
@@ -105,6 +107,7 @@ def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
 
 
 def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
+    began = time.perf_counter()
     named = chosen(solver) if given.state is None else given.state.solver
     with session(given, named) as start, reading(start.problem):
         exact = applies(start, named)
@@ -125,7 +128,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
                 until = int(run.step) + options.budget(run.solver.budget, run.step)
                 host = HostRun(start.problem, options, writer, until)
                 solution = host.solve(run, first=start.state is None)
-    solution = returned(solution)
+    solution = dataclasses.replace(returned(solution), seconds=time.perf_counter() - began)
     if options.throw and not solution.is_pending and solution.result not in SOUND:
         raise SolveError(solution.message, solution)
     return solution
@@ -156,6 +159,7 @@ def _start_digest(start: Start, options: Options) -> str | None:
 
 def _solve_traced(start: Start, run: State, options: Options, budget: int) -> Solution:
     """The whole run as one traceable expression, for jit and vmap."""
+    start, run = undifferentiable((start, run))
     problem, tol = start.problem, options.tolerance
     every = options.spacing(problem.view)
     first = start.state is None

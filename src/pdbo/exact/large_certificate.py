@@ -8,7 +8,11 @@ from .krylov import norm
 from .large import STRICT_ADJOINT, STRICT_INNER, Large
 from .oracle import Oracle, Vector
 
-ASIDE = 1e-3  # relative to x: length of the step that measures the curvature of f
+ASIDE = 1e-3  # relative to x: length of the steps that measure the curvature of f
+MOST_PRODUCTS = 40  # with the second derivatives of f along the inner minima
+SEEN = 0.01  # part of the gradient, squared, at which these products explain it
+FAR_OFF = 0.1  # relative to x and y: a step this long is long enough to say no
+STRAIGHT = 1e-4  # relative: curvature this small may be that of the differences
 NEAR_MINIMUM = 1e-6  # the gradient of g at an inner minimum is below this part of that of f
 ROUNDING = 1e-13  # relative to its terms: a gradient this small is rounding
 
@@ -16,8 +20,7 @@ ROUNDING = 1e-13  # relative to its terms: a gradient this small is rounding
 def look_at_large(oracle: Oracle, x: Vector, y: Vector, tol: float) -> Facts | None:
     """The facts of a point; None if the inner problem has no smooth minimum near it.
 
-    The step left to a solution is measured along the gradient alone. Other valleys of g are not
-    looked for.
+    Other valleys of g are not looked for.
     """
     values = oracle.values(x, y)
     if oracle.free_y and norm(values.g_y) > NEAR_MINIMUM * norm(values.f_y):
@@ -31,9 +34,8 @@ def look_at_large(oracle: Oracle, x: Vector, y: Vector, tol: float) -> Facts | N
         return None
     nx = oracle.nx
     slope = np.concatenate([path.downhill(state), state.gradient[nx:]])
-    left, curvature = _left(
-        oracle, path, x, state.y, slope, norm(state.at.f_x) + norm(state.at.f_y)
-    )
+    terms = norm(state.at.f_x) + norm(state.at.f_y)
+    left, curvature = _left(oracle, path, x, state.y, slope, terms, tol)
     _, bent = oracle.product(x, state.y, state.v)
     return Facts(
         inner_left=norm(state.y - y) / max(norm(y), LEAST),
@@ -53,23 +55,51 @@ def look_at_large(oracle: Oracle, x: Vector, y: Vector, tol: float) -> Facts | N
 
 
 def _left(
-    oracle: Oracle, path: Large, x: Vector, y: Vector, slope: Vector, terms: float
+    oracle: Oracle, path: Large, x: Vector, y: Vector, slope: Vector, terms: float, tol: float
 ) -> tuple[float, float]:
-    """The Newton step along the gradient, relative to x and y, and whether f curves down there."""
-    size, nx = norm(slope), oracle.nx
-    if size <= ROUNDING * terms or size == 0:
+    """The Newton step, relative to x and y, and -1 if f curves down on the way there, else 0.
+
+    Conjugate gradients, with products by differences of the reduced gradient; its steps only grow.
+    If they do not arrive, the step along the residual that is left is added, and what is not within
+    the tolerance then is no solution.
+    """
+    nx = oracle.nx
+    if norm(slope) <= ROUNDING * terms or not slope.any():
         return 0.0, 0.0
-    units = np.array([_unit(x), _unit(y)])
-    sizes = np.array([norm(slope[:nx]), norm(slope[nx:])])
-    step = ASIDE * float(np.min(units / np.maximum(sizes, 1e-300)))
-    state = path.start(oracle.project_x(x - step * slope[:nx]), y - step * slope[nx:])
-    if not path.sound(state):
-        return 1.0, 0.0
-    state = path.solved(state, STRICT_INNER, STRICT_ADJOINT, True)
-    fall = float(slope @ (slope - state.gradient)) / step
-    if not fall > 0:
-        return 1.0, 0.0 if norm(state.gradient) > 2 * size else -1.0
-    return float(np.max(size**2 / fall * sizes / units)), 0.0
+    units = np.concatenate([np.full(nx, _unit(x)), np.full(oracle.ny, _unit(y))])
+
+    def product(p: Vector) -> Vector | None:
+        step = ASIDE / norm(p)
+        move = step * units * p
+        state = path.start(oracle.project_x(x - move[:nx]), y - move[nx:])
+        if not path.sound(state):
+            return None
+        state = path.solved(state, STRICT_INNER, STRICT_ADJOINT, True)
+        there = np.concatenate([path.downhill(state), state.gradient[nx:]])
+        return units * (slope - there) / step
+
+    r = p = units * slope
+    v, first = np.zeros_like(r), float(r @ r)
+    for _ in range(MOST_PRODUCTS):
+        curved = product(p)
+        if curved is None:
+            return 1.0, 0.0
+        along, rr = float(p @ curved), float(r @ r)
+        if along <= STRAIGHT * norm(p) * norm(curved):
+            return 1.0, -1.0 if along < -STRAIGHT * norm(p) * norm(curved) else 0.0
+        v, r = v + rr / along * p, r - rr / along * curved
+        rest = float(r @ r)
+        if _size(v, nx) > FAR_OFF or rest <= SEEN * first:
+            break
+        p = r + rest / rr * p
+    if rest <= SEEN * first:
+        return _size(v, nx), 0.0
+    left = _size(v, nx) + norm(r) * (rr / along)
+    return left if left <= tol else max(left, FAR_OFF), 0.0
+
+
+def _size(v: Vector, nx: int) -> float:
+    return max(norm(v[:nx]), norm(v[nx:]))
 
 
 def _unit(z: Vector) -> float:

@@ -20,7 +20,7 @@ from .._problem import Problem
 from ..sets import Box, Free, NonNegative, Set
 from .points import kronecker
 
-MOST_Y, MOST_X = 500, 100  # the most entries of y and x
+MOST_Y, MOST_X = 500, 500  # the most entries of y and x
 FEW_NUMBERS = 10**6  # in x, y and data together: up to here the CPU is faster than a GPU
 MOST_NUMBERS = 10**7  # in x, y and data together
 MOST_WORK = 2 * 10**8  # the most numbers of data that one matrix of second derivatives may read
@@ -161,7 +161,7 @@ def fits(problem: Problem, x: PyTree, y: PyTree) -> str:
     )
     if nx == 0 or ny == 0 or nx + ny + data > MOST_NUMBERS:
         return ""
-    return SMALL if nx <= MOST_X and ny <= MOST_Y and ny * data <= MOST_WORK else LARGE
+    return SMALL if nx <= MOST_X and ny <= MOST_Y and (nx + ny) * data <= MOST_WORK else LARGE
 
 
 class Values(NamedTuple):

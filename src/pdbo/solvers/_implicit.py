@@ -44,7 +44,7 @@ class Implicit(Solver):
     3. **Saddles.** Where f curves down the step follows the descent, from a maximum either way.
 
     It runs on the host, around a few small compiled programs, so that the first call takes a
-    fraction of a second; it cannot be used under jit or vmap. Beyond 500 entries of y or 100 of x
+    fraction of a second; it cannot be used under jit or vmap. Beyond 500 entries of x or y
     there are no matrices: conjugate residuals solve with H, their residual is the part of $f_y$ in
     the null space, and L-BFGS takes the place of Newton's method in x.
 
