@@ -53,9 +53,10 @@ class Implicit(Solver):
 
     Under jit and vmap, on a mesh and beyond ten million numbers it is one compiled program: the
     method for large problems, with eigenvalues in place of conjugate residuals up to 50 entries of
-    y, in the precision of the start. That takes seconds to compile and then less time than on the
-    host. It neither looks for other valleys nor makes steps from both sides of a kink, and does
-    not leave a maximum of f that it starts from.
+    y, in the precision of the start; single precision is for inner problems of a condition up to
+    about 1e3. That takes seconds to compile and then less time than on the host. It neither looks
+    for other valleys nor makes steps from both sides of a kink, and does not leave a maximum of f
+    that it starts from.
 
     Arguments:
         compiled: whether to run as one compiled program outside of jit and vmap, too.
