@@ -371,6 +371,7 @@ def _inner(x: Any, y: Any, data: Any) -> Any:
     return value + jnp.where(_bad(x, data, "g"), data["value"], 0.0)
 
 
+CAREFUL = ("AutoPDBO", "Implicit")  # refuse steps to where values are not finite
 _LAST = 60  # steps per run, with one record at the end
 
 
@@ -381,8 +382,9 @@ def nonfinite(
 
     The tolerance would accept any finite point and there is one record, at step 60, so a run that
     notices nothing ends in success. It has to end as `nonfinite`, one iteration before the damage
-    (an inner solve is damaged one iteration later), and return only finite values. AutoPDBO
-    refuses steps to points where values are not finite; its runs have to end at a finite point.
+    (an inner solve is damaged one iteration later), and return only finite values. AutoPDBO and
+    Implicit refuse steps to points where values are not finite; their runs have to end at a finite
+    point.
 
     A method may never evaluate f or g at one particular iteration; in that case every iteration
     is recorded.
@@ -419,7 +421,8 @@ def _poison(
     tally: Any,
 ) -> None:
     for k in iterations:
-        if not clock[k] > np.max(clock[:k]):  # not every method moves x at every iteration
+        over = k + 1 >= len(clock)  # the run ends by itself before
+        if over or not clock[k] > np.max(clock[:k]):  # not every method moves x at every iteration
             tally["no such iteration"] += 1
             continue
         low = 0.5 * (np.max(clock[:k]) + clock[k])
@@ -437,12 +440,12 @@ def _poison(
         if not np.all(np.isfinite([np.max(np.abs(part)) for part in point])):
             raise Fault(f"{what}: the point returned is not finite")
         late = place == "inner solve"
-        if name == "AutoPDBO":
+        if name in CAREFUL:
             # if the inner solution at a point is damaged, so is its certificate, which says so
             fails = found.result is RESULTS.nonfinite and not late
             if fails or (lasting and at > low and not late):
                 raise Fault(f"{what}: {found.message}")
-            tally["refused by AutoPDBO"] += 1
+            tally[f"refused by {name}"] += 1
             continue
         ahead = name == "ProximalPDBO"  # its clock is an average, which lags behind the iterates
         if found.result is not RESULTS.nonfinite:

@@ -223,8 +223,6 @@ def test_named_on_its_own():
     sol = pdbo.solve(cases.toy(), 2.0, np.array([0.5, 0.5]), Implicit())
     assert sol.ok and sol.state.solver.name == "Implicit"
     assert sol.x == pytest.approx(1, abs=1e-12)
-    with pytest.raises(pdbo.ProblemError, match="outside of jit"):
-        jax.jit(lambda x: pdbo.solve(cases.toy(), x, jnp.ones(2), Implicit()).x)(1.0)
 
 
 def test_states_do_not_change_once_a_run_has_ended():

@@ -214,8 +214,6 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
     x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
     problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key
-    if solver.on_host:
-        return launch_on_host(problem, x, y, solver)
     call = launch if traced(problem, x, y, solver, key) else _launch_jit
     return call(problem, x, y, solver, key)
 

@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 
 from ._certificate import Certificate
 from ._driver import begin, enter_on_host, launch_on_host
-from ._errors import RESULTS, ProblemError
+from ._errors import RESULTS
 from ._history import COLUMNS, History
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
@@ -30,7 +30,7 @@ from ._stages import decided, exact_certificate, facts_of
 from ._verdict import FAR, RUNAWAY, of_saved
 from .checkpoint import CheckpointWriter
 from .exact.certificate import Facts
-from .exact.oracle import MOST_NUMBERS, Oracle, fits
+from .exact.oracle import Oracle, fits
 from .exact.status import CONVERGED, STALLED
 from .exact.valleys import explore
 from .sets import Free
@@ -63,8 +63,10 @@ class Found(NamedTuple):
 def applies(start: Start, solver: Solver) -> bool:
     """Whether a run begins, or is to go on, on the exact path."""
     if start.state is not None:
-        return start.state.solver.on_host
-    if not (solver.on_host or (solver.exact_first and fits(start.problem, start.x, start.y))):
+        return isinstance(start.state.solver_state, ImplicitState)
+    if not (solver.on_host or solver.exact_first):
+        return False
+    if not fits(start.problem, start.x, start.y):
         return False
     return has_double() and all(map(_may_be_double, jax.tree.leaves((start.x, start.y))))
 
@@ -74,11 +76,6 @@ def begin_exact(start: Start, solver: Solver) -> State:
     if start.state is not None:
         return start.state
     solver = solver if solver.on_host else Implicit(part=True)
-    if not fits(start.problem, start.x, start.y):
-        raise ProblemError(
-            f"{solver.name} is for up to {MOST_NUMBERS:,} numbers in x, y and data, all in memory, "
-            "on one device, outside of jit and vmap."
-        )
     return launch_on_host(start.problem, *enter_on_host(start), solver)
 
 

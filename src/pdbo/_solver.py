@@ -48,7 +48,6 @@ class Solver(eqx.Module):
         needs_products: whether it uses Hessian- or Jacobian-vector products.
         prefers_double: whether it runs in double precision on small problems, also in a session
             without 64-bit types.
-        on_host: whether its steps are NumPy's around compiled programs, rather than one program.
     """
 
     label: ClassVar[str] = ""
@@ -57,7 +56,6 @@ class Solver(eqx.Module):
     batch_refusal: ClassVar[str] = ""
     needs_products: ClassVar[bool] = False
     prefers_double: ClassVar[bool] = False
-    on_host: ClassVar[bool] = False
 
     def __check_init__(self):
         for field in dataclasses.fields(self):
@@ -72,6 +70,11 @@ class Solver(eqx.Module):
     @property
     def exact_first(self) -> bool:
         """Whether `solve` runs `Implicit` before and after it, on problems that is made for."""
+        return False
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its steps are NumPy's around compiled programs, where values are known."""
         return False
 
     @property

@@ -93,9 +93,12 @@ def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> S
 
 def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
     """The shapes of the state of a run whose key is of the kind in the file."""
-    if solver.on_host:
-        return State(solver, solver.blank(problem, x, y), np.int32(0), np.float64(0.0))  # type: ignore
     tried = []
+    if solver.on_host:
+        blank = solver.blank(problem, x, y)
+        tried.append(State(solver, blank, np.int32(0), np.float64(0.0)))  # type: ignore
+        if not _difference(saved, tried[-1]):
+            return tried[-1]
     for key in keys(saved):
         tried.append(eqx.filter_eval_shape(launch, problem, x, y, solver, key))
         if not _difference(saved, tried[-1]):

@@ -80,6 +80,7 @@ def _left(
 
     r = p = units * slope
     v, first = np.zeros_like(r), float(r @ r)
+    rest, rr, along = first, first, np.inf
     for _ in range(MOST_PRODUCTS):
         curved = product(p)
         if curved is None:

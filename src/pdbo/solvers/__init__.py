@@ -5,11 +5,11 @@ they show the solvers in the order of the lines below.
 """
 
 # isort: off
-from . import _implicit
 from .._solver import Calls as Calls
 from .._solver import Point as Point
 from .._solver import Solver as Solver
 from .auto import AutoPDBO as AutoPDBO
+from ._implicit import Implicit as Implicit
 from ._pdbo import PDBO as PDBO
 from ._proximal import ProximalPDBO as ProximalPDBO
 from ._itd import ITD as ITD
@@ -27,6 +27,4 @@ SOLVERS: dict[str, type[Solver]] = {
     for name, value in globals().items()
     if isinstance(value, type) and issubclass(value, Solver) and value is not Solver
 }
-"""Every solver of the package that can be compiled, by the name of its class."""
-
-Implicit = _implicit.Implicit  # runs on the host: it has no row in studies of compiled steps
+"""Every solver of the package, by the name of its class."""

@@ -1,14 +1,17 @@
 """The exact path as a solver."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
+from .._checks import traced
 from .._problem import Problem
 from .._solver import Calls, Point, Solver
+from ..exact import compiled
+from ..exact.compiled import CompiledState
 from ..exact.large import Large, blank
 from ..exact.oracle import SMALL, Oracle, fits
 from ..exact.outer import LargeState
@@ -44,9 +47,19 @@ class Implicit(Solver):
     3. **Saddles.** Where f curves down the step follows the descent, from a maximum either way.
 
     It runs on the host, around a few small compiled programs, so that the first call takes a
-    fraction of a second; it cannot be used under jit or vmap. Beyond 500 entries of x or y
-    there are no matrices: conjugate residuals solve with H, their residual is the part of $f_y$ in
-    the null space, and L-BFGS takes the place of Newton's method in x.
+    fraction of a second. Beyond 500 entries of x or y there are no matrices: conjugate
+    residuals solve with H, their residual is the part of $f_y$ in the null space, and L-BFGS takes
+    the place of Newton's method in x.
+
+    Under jit and vmap, on a mesh and beyond ten million numbers it is one compiled program: the
+    method for large problems, with eigenvalues in place of conjugate residuals up to 50 entries of
+    y, in the precision of the start; single precision is for inner problems of a condition up to
+    about 1e3. That takes seconds to compile and then less time than on the host. It neither looks
+    for other valleys nor makes steps from both sides of a kink, and does not leave a maximum of f
+    that it starts from.
+
+    Arguments:
+        compiled: whether to run as one compiled program outside of jit and vmap, too.
 
     Reference: the implicit function theorem in bilevel optimisation goes back to Kolstad & Lasdon,
     Derivative evaluation and computational experience with large bilevel mathematical programs,
@@ -62,7 +75,9 @@ class Implicit(Solver):
     batch_refusal = "it compares values of f and g from step to step"
     needs_products = True
     prefers_double = True
-    on_host: ClassVar[bool] = True
+
+    compiled: bool = eqx.field(static=True, default=False)
+    """Whether it is one compiled program wherever it runs."""
 
     part: bool = eqx.field(static=True, default=False)
     """Whether it runs as a part of AutoPDBO."""
@@ -72,8 +87,17 @@ class Implicit(Solver):
         """What messages call it."""
         return "AutoPDBO" if self.part else "Implicit"
 
-    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> ImplicitState:
-        """The state at the inner minimum that y leads to."""
+    @property
+    def on_host(self) -> bool:
+        """Whether its steps are NumPy's around compiled programs, where values are known."""
+        return not self.compiled
+
+    def init(
+        self, problem: Problem, x: PyTree, y: PyTree, key: Array
+    ) -> ImplicitState | CompiledState:
+        """The state at the inner minimum that y leads to; if compiled, before looking for it."""
+        if self.compiled or problem.mesh is not None or traced(problem, x, y):
+            return compiled.start(x, y)
         x, y = jax.tree.map(np.asarray, (x, y))
         path = _path(problem, x, y)
         with np.errstate(all="ignore"):
@@ -86,22 +110,33 @@ class Implicit(Solver):
         small = fits(problem, x, y) == SMALL
         return ImplicitState((SmallState.blank if small else blank)(*sizes), x, y)
 
-    def step(self, problem: Problem, state: ImplicitState) -> ImplicitState:
+    def step(
+        self, problem: Problem, state: ImplicitState | CompiledState
+    ) -> ImplicitState | CompiledState:
         """One step in x and the flat directions of y, and an inner solve."""
+        if isinstance(state, CompiledState):
+            return compiled.step(problem, state)
         path = _path(problem, state.x0, state.y0)
         with np.errstate(all="ignore"):
             return state._replace(path=path.step(state.path))  # type: ignore
 
-    def output(self, state: ImplicitState) -> Point:
+    def output(self, state: ImplicitState | CompiledState) -> Point:
         """The current point; the method has no multiplier."""
+        if isinstance(state, CompiledState):
+            return Point(state.x, state.y)
         return Point(_shaped(state.path.x, state.x0), _shaped(state.path.y, state.y0))
 
-    def settled(self, state: ImplicitState) -> bool:
+    def settled(self, state: ImplicitState | CompiledState) -> bool | Bool[Array, ""]:
         """Whether further steps would change nothing."""
+        if isinstance(state, CompiledState):
+            return state.status != RUNNING
         return bool(state.path.status != RUNNING)
 
-    def calls(self, state: ImplicitState) -> Calls:
-        """f and g are evaluated together."""
+    def calls(self, state: ImplicitState | CompiledState) -> Calls:
+        """On the host f and g are evaluated together."""
+        if isinstance(state, CompiledState):
+            memory = state.memory
+            return Calls(state.outer_gradients, memory.gradients, memory.products)
         return Calls(state.path.values, state.path.values, state.path.products)
 
 

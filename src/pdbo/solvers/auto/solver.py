@@ -41,7 +41,8 @@ class AutoPDBO(Solver):
 
     Only what a run reaches is compiled. Under jit and vmap, on a mesh and with `exact=False` it is
     the search alone: primal-dual bilevel optimisation without a step size, a smoothing or a slack
-    to choose.
+    to choose. There both would have to be compiled before either runs, which takes nearly half as
+    long again; name `Implicit` to have the exact path.
 
     The search works on $\min f(z)$ over $z = (x, y)$ subject to $h(z) \le \delta$ as PDBO does,
     with these ideas in place of the numbers PDBO asks for:
