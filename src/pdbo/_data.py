@@ -49,7 +49,7 @@ class DataView(eqx.Module):
 
     def effort_of_estimate(self, every: int | Int[Array, ""]) -> Int[Array, ""]:
         """The most gradients of g, and products with its second derivatives, for a record."""
-        return jnp.clip(every // 10, 5, 50)
+        return jnp.clip(every // 20, 5, 50)
 
     def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
         """Raise a ProblemError if the functions do not suit this kind of data."""
