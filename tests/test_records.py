@@ -112,3 +112,40 @@ def test_a_large_multiplier_is_no_failure_if_the_certificate_holds():
     R = pdbo.RESULTS
     assert final(R.multiplier_diverged, True) == R.success
     assert final(R.multiplier_diverged, False) == R.multiplier_diverged
+
+
+def test_a_callback_sees_every_row_and_may_stop_the_run():
+    seen = []
+
+    def callback(row):
+        seen.append(int(row["step"]))
+        return row["step"] >= 40
+
+    run = (cases.toy(), X0, Y0, cases.paper_pdbo())
+    sol = pdbo.solve(*run, steps=2000, every=20, tol=0, callback=callback)
+    assert sol.result is pdbo.RESULTS.stopped and "stopped the run" in sol.message
+    assert seen == list(range(0, sol.steps + 1, 20)) and 40 <= sol.steps < 2000
+    rest = pdbo.solve(cases.toy(), state=sol.state, steps=2000 - sol.steps, every=20, tol=0)
+    whole = pdbo.solve(*run, steps=2000, every=20, tol=0)
+    np.testing.assert_array_equal(rest.x, whole.x)
+
+
+def test_a_time_limit_stops_the_run_at_a_record():
+    run = (cases.toy(), X0, Y0)
+    sol = pdbo.solve(*run, cases.paper_pdbo(), steps=10**6, every=20, tol=0, seconds=0)
+    assert sol.result is pdbo.RESULTS.stopped and sol.steps < 10**6
+    exact = pdbo.solve(*run, seconds=0)
+    assert exact.result is pdbo.RESULTS.stopped and exact.steps == 0
+    steps = []
+    done = pdbo.solve(*run, seconds=60, callback=lambda row: steps.append(int(row["step"])))
+    assert done.ok and steps == [0, done.steps]
+
+
+def test_bad_limits_and_callbacks():
+    run = (cases.toy(), X0, Y0)
+    with pytest.raises(pdbo.ProblemError, match="seconds must be a number >= 0, got -1"):
+        pdbo.solve(*run, seconds=-1)
+    with pytest.raises(pdbo.ProblemError, match="callback must be a function of a row, got 3"):
+        pdbo.solve(*run, callback=3)
+    with pytest.raises(pdbo.ProblemError, match="cannot be used under jit or vmap"):
+        jax.jit(lambda x: pdbo.solve(cases.toy(), x, jnp.ones(2), seconds=1.0).x)(1.0)

@@ -21,6 +21,7 @@ class RESULTS(enum.IntEnum):
     bad_problem = 5
     settled = 6
     interrupted = 7
+    stopped = 8
 
     @property
     def text(self) -> str:
@@ -59,6 +60,10 @@ _TEXTS = {
     RESULTS.interrupted: (
         "The run was still going on when this was saved; the call that started it, with the same "
         "checkpoint folder, carries on."
+    ),
+    RESULTS.stopped: (
+        "The callback or the time limit stopped the run before the certificate was within the "
+        "tolerance; carry on with solve(problem, state=solution.state)."
     ),
     RESULTS.bad_problem: "The problem or its start is not usable as given.",
 }

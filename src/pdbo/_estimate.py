@@ -20,7 +20,7 @@ from ._minimize import search
 from ._problem import Problem
 from ._solver import Point
 
-FAR = 100.0  # times the size of y: an inner search that goes this far may have no end
+FAR = 2.0  # times the size of y: a short inner search that goes this far may have no end
 
 
 class Estimate(NamedTuple):

@@ -10,7 +10,7 @@ from ._certificate import Certificate
 from ._driver import PLACES, chunks, replay_jit
 from ._errors import RESULTS
 from ._history import History, Watched
-from ._mesh import is_leader
+from ._mesh import agree, is_leader
 from ._options import Options
 from ._precision import measure_in_double
 from ._problem import Problem, values
@@ -65,7 +65,7 @@ class HostRun:
         if writer is not None:
             self.pace = Pace(min(REFRESH, writer.seconds))
         else:
-            self.pace = Pace(REFRESH if options.progress else None)
+            self.pace = Pace(REFRESH if options.progress or options.may_stop else None)
 
     def solve(self, run: State, first: bool) -> Solution:
         """The run from a state on; `first` is whether that state is recorded too."""
@@ -113,8 +113,12 @@ class HostRun:
         recorder = Watched(tol, every, self.options.observe, judged)
         for chunk in chunks(self.problem, run, recorder, self.until, every, first, self.pace):
             code = int(chunk.code)
-            bar.update(self.history.add(run, chunk.rows, int(chunk.written)))
+            rows = self.history.add(run, chunk.rows, int(chunk.written))
+            bar.update(rows)
             run = chunk.run
+            (stops,) = agree(self.problem.mesh, int(self.options.stops(rows)))
+            if stops and code == RUNNING:
+                return run, int(RESULTS.stopped), None
             if code == RUNNING and int(run.step) < self.until:
                 self._keep(run)
         if code != RESULTS.nonfinite:
@@ -154,7 +158,7 @@ class HostRun:
 
     def _is_calm(self, run: State, code: int, rows: Rows) -> bool:
         """Whether nothing hints at a failure: neither the code, nor f, g, x and y so far."""
-        if code not in (RUNNING, RESULTS.settled) or self.problem.mesh is not None:
+        if code not in (RUNNING, RESULTS.settled, RESULTS.stopped) or self.problem.mesh is not None:
             return False
         far = float(trees.max_abs((run.point.x, run.point.y))) > FAR * float(run.scale)
         return not (far or rows["eps"][-1] == np.inf)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int, PyTree
 
@@ -27,8 +30,11 @@ class Options:
     throw: bool = True
     progress: bool = False
     observe: Callable[[PyTree, PyTree], dict[str, Array]] | None = None
+    callback: Callable[[dict[str, Any]], object] | None = None
+    seconds: float | None = None
     checkpoint: str | os.PathLike | None = None
     checkpoint_every: float = 60.0
+    began: float = dataclasses.field(default_factory=time.monotonic)
 
     def __post_init__(self):
         steps = STEPS if self.steps is None else self.steps
@@ -37,9 +43,37 @@ class Options:
             whole_number(name, value)
             if value > _MOST:
                 raise ProblemError(f"{name} must be at most {_MOST:,}, got {value:,}.")
-        for name, value in (("tol", self.tolerance), ("checkpoint_every", self.checkpoint_every)):
+        if self.callback is not None and not callable(self.callback):
+            raise ProblemError(f"callback must be a function of a row, got {self.callback!r}.")
+        seconds = 0 if self.seconds is None else self.seconds
+        numbers = (
+            ("tol", self.tolerance),
+            ("seconds", seconds),
+            ("checkpoint_every", self.checkpoint_every),
+        )
+        for name, value in numbers:
             if not traced(value) and not (is_number(value) and value >= 0):
                 raise ProblemError(f"{name} must be a number >= 0, got {value!r}.")
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the run may be stopped before its steps are used up."""
+        return self.callback is not None or self.seconds is not None
+
+    def stops(self, rows: dict[str, np.ndarray]) -> bool:
+        """Whether the callback, called with each of the rows, or the time limit ends the run."""
+        asked = False
+        if self.callback is not None:
+            for k in range(len(rows["step"])):
+                row = {name: column[k] for name, column in rows.items()}
+                said = self.callback(row)
+                asked = asked or (isinstance(said, bool | np.bool_) and bool(said))
+        return asked or self.late
+
+    @property
+    def late(self) -> bool:
+        """Whether the time limit is over."""
+        return self.seconds is not None and time.monotonic() - self.began > self.seconds
 
     @property
     def tolerance(self) -> ArrayLike:

@@ -104,6 +104,7 @@ class Portfolio:
         self.problem, self.tol = start.problem, float(np.asarray(options.tolerance))
         self.every = options.spacing(start.problem.view)
         self.history = History()
+        self.stopped, self.told = False, -1  # whether by the callback; the last step it was told of
         self.seconds: dict[int, float] = {}  # what the steps up to each record took
 
     def solve(self, run: State) -> Solution:
@@ -137,6 +138,8 @@ class Portfolio:
             return self._best(first, self._searched(self.search, first.run, until))
         if _size(first.run) > RUNAWAY * float(run.scale):
             return self.solution(first, RESULTS.diverged)
+        if self.stopped or self.options.late:
+            return self.solution(first, RESULTS.stopped)
         if not self._settled(first.run):
             return self.solution(first, RESULTS.max_steps)
         if self.search is None or self.alone(first):
@@ -173,6 +176,8 @@ class Portfolio:
         """The states of the exact path after `run`, until it settles or the steps are used up."""
         taken = 0.0
         while not self._settled(run) and int(run.step) < until:
+            if self.stopped or self.options.late:
+                return
             began = time.perf_counter()
             state = run.solver.step(self.problem, run.solver_state)
             taken += time.perf_counter() - began
@@ -297,7 +302,11 @@ class Portfolio:
         if self.options.observe is not None:
             seen = self.options.observe(run.point.x, run.point.y)
             row |= {k: np.asarray(v) for k, v in seen.items()}
-        self.history.put({k: np.asarray(v)[None] for k, v in row.items()})
+        rows = {k: np.asarray(v)[None] for k, v in row.items()}
+        self.history.put(rows)
+        if certificate is None and int(run.step) > self.told:
+            self.told = int(run.step)
+            self.stopped = self.options.stops(rows) or self.stopped
 
     def solution(self, found: Found, code: RESULTS = RESULTS.settled) -> Solution:
         """The solution at an exact state."""

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,6 +44,8 @@ def solve(
     throw: bool = True,
     progress: bool = False,
     observe: Callable[[PyTree, PyTree], dict[str, Array]] | None = None,
+    callback: Callable[[dict[str, Any]], object] | None = None,
+    seconds: float | None = None,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: float = 60.0,
 ) -> Solution:
@@ -52,32 +55,32 @@ def solve(
         problem: the problem.
         x0, y0: the start. Outside its set it is projected, with a warning.
         solver: the method; None is `AutoPDBO()`, which has nothing to tune.
-        steps: the most steps this call takes: 10,000 unless the solver sets its own budget.
-            Reaching it is no failure.
+        steps: the most steps this call takes, 10,000 unless the solver sets its own budget.
         tol: the run ends when the certificate's eps is at most this. With None nothing is estimated
             during the run, which takes all its steps; the certificate is there if asked for.
-        every: a row of history is recorded every so many steps: 100, or ten passes over the data
-            if these come in batches. It costs a few gradients: the certificate is estimated, and
-            computed in full only if the estimate is within the tolerance, or when it is looked at.
+        every: a row is recorded every so many steps: 100, or ten passes over data in batches. The
+            certificate is estimated there, and computed if that is within the tolerance.
         state: the `state` of an earlier solution, to carry on from in place of a start.
         key: a PRNG key for solvers that draw random numbers.
         throw: whether failures raise an exception that carries the Solution, or return their code.
         progress: whether a live line on standard error shows how the run is doing.
         observe: `observe(x, y)` returns a dict of arrays to record in the history too.
-        checkpoint: a folder, made if need be. If it holds a checkpoint of this run, the run
-            carries on from there, bit for bit, up to `steps` in all; if it is empty the run
-            starts. Ctrl-C or SIGTERM then ends the run after the current chunk, with a checkpoint
-            and KeyboardInterrupt or SystemExit(143); another Ctrl-C ends the process at once.
+        callback: `callback(row)` is called with every row recorded; the run stops if it returns
+            True.
+        seconds: the run stops at the first record after so many.
+        checkpoint: a folder, made if need be. If it holds a checkpoint of this run, the run carries
+            on from there, bit for bit, up to `steps` in all. Ctrl-C or SIGTERM ends the run after
+            the current chunk with a checkpoint; another Ctrl-C ends the process at once.
         checkpoint_every: the seconds between two checkpoints; 0 is one at every record.
 
     Under jit and vmap nothing is raised or shown and the certificate has the precision of the
-    problem; elsewhere the run succeeds if and only if the certificate, computed in double
-    precision at the point returned, is within the tolerance. `AutoPDBO` runs in double on problems
-    of up to a million numbers even if JAX has no 64-bit types; x and y are then NumPy arrays.
+    problem. Elsewhere it is computed in double, at the point returned. `AutoPDBO` runs in double up
+    to a million numbers even if JAX has no 64-bit types; x and y are then NumPy arrays.
     """
     options = Options(
-        steps, tol, every, key, throw, progress, observe, checkpoint, checkpoint_every
-    )
+        steps, tol, every, key, throw, progress, observe, callback, seconds, checkpoint,
+        checkpoint_every,
+    )  # fmt: skip
     check_problem(problem)
     try:
         return _solve(Start(problem, x0, y0, _state(state, x0, y0)), solver, options)
@@ -116,6 +119,8 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
         if traced(start.problem, run, options.tolerance):
             if options.checkpoint is not None:
                 raise ProblemError("checkpoint needs values: it cannot be used under jit or vmap.")
+            if options.callback is not None or options.seconds is not None:
+                raise ProblemError("callback and seconds cannot be used under jit or vmap.")
             return _solve_traced(start, run, options, options.budget(run.solver.budget, run.step))
         with contextlib.ExitStack() as stack:
             writer = _writer(start, options, names)

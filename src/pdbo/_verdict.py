@@ -19,7 +19,7 @@ from ._solution import Solution, State
 RUNNING = -1  # the code of a run that goes on
 RUNAWAY = 1e10  # an iterate this many times the size of its start has run away
 FAR = 100.0  # an iterate this many times the size of its start may be running away
-SOUND = (RESULTS.success, RESULTS.max_steps, RESULTS.settled)
+SOUND = (RESULTS.success, RESULTS.max_steps, RESULTS.settled, RESULTS.stopped)
 """The results that are no failures."""
 
 
@@ -54,7 +54,8 @@ def final(code: Any, met: Any, unbounded: Any = False) -> Any:
     for result in (*SOUND, RESULTS.multiplier_diverged):  # a large multiplier may be the right one
         sound = sound | (code == result)
     large = code == RESULTS.multiplier_diverged
-    ended = xp.where(code == RESULTS.settled, RESULTS.settled, RESULTS.max_steps)
+    kept = (code == RESULTS.settled) | (code == RESULTS.stopped)
+    ended = xp.where(kept, code, RESULTS.max_steps)
     ended = xp.where(sound & ~large, ended, code)
     endless = unbounded & (ended != RESULTS.multiplier_diverged)
     ended = xp.where(endless, RESULTS.diverged, ended)
