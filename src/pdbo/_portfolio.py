@@ -40,6 +40,8 @@ SMALL = 50  # entries of x and y together: up to here other valleys of f are loo
 EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the tolerance
 LEVEL = 1e-10  # relative to the fall of f: what f changes to second order where it is flat
 FINISH = 100  # the most steps from where the search ended
+BESIDE = 0.03  # relative to x: how far beside a relaxed solution lower ones are looked for
+SAME = 1e-6  # relative to the fall of f: values that differ by less are the same
 NEAR = 1e-2  # relative: an exact point this close to the search's is the same solution
 
 
@@ -146,8 +148,9 @@ class Portfolio:
             return self.solution(first)
         if first.facts is not None and self.single(first.facts) and not decided(first.facts):
             certificate = measure_in_double(self.problem, first.run.point)
-            if certificate.eps <= self.tol:  # such as a minimum at infinity
-                return self.solution(first._replace(certificate=certificate))
+            if certificate.eps <= self.tol:
+                relaxed = self.solution(first._replace(certificate=certificate))
+                return self._confirmed(relaxed, float(run.scale))
         return self._best(first, self._searched(self.search, first.run, until))
 
     def walk(self, begun: State, until: int, look_around: bool = True, keep: bool = True) -> Found:
@@ -264,18 +267,58 @@ class Portfolio:
             if not best.ok or lower:
                 self.history = before
                 best = self.solution(first)
+        best = self._confirmed(best, float(first.run.scale))
         if searched.result is RESULTS.max_steps:  # a search cut short can go on
             return dataclasses.replace(best, state=state, steps=searched.steps)
         return best
 
+    def _confirmed(self, best: Solution, scale: float) -> Solution:
+        """A solution with a relaxed certificate, unless the exact path refutes it or beats it.
+
+        Relaxed certificates hold at maxima where g is degenerate, and where f or g becomes flat far
+        away. The exact path from the point, and from points beside it, tells.
+        """
+        x, y = _arrays(best.x), _arrays(best.y)
+        oracle = Oracle(self.problem, x, y)
+        if not best.ok or best.certificate.exact or oracle.nx + oracle.ny > SMALL:  # type: ignore
+            return best
+        at, follower = oracle.flat(x, y)
+        if max(np.max(np.abs(at)), np.max(np.abs(follower))) > FAR * scale:
+            note = "x or y went far away from the start: f or g may have no minimum."
+            return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
+        far, f = BESIDE * (1 + np.max(np.abs(at))), float(best.f)
+        moves = [0 * at, *(s * far * e for e in np.eye(oracle.nx)[:4] for s in (1, -1))]
+        for move in moves:
+            near = _arrays(oracle.trees(oracle.project_x(at + move), follower))
+            begun = launch_on_host(self.problem, near[0], near[1], Implicit(part=True))
+            if move.any() and not begun.solver_state.path.f < f - SAME * abs(f):
+                continue
+            found = self._ended(begun, int(best.steps))
+            if found.holds(self.tol) and found.f < f:
+                return self.solution(found)
+            if not move.any() and self._refutes(found, f):
+                note = "f is lower further on, where it may become flat: it may have no minimum."
+                return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
+        return best
+
+    def _refutes(self, found: Found, f: float) -> bool:
+        """Whether f has fallen along inner minima, by more than rounding and relaxation explain."""
+        if found.facts is None or found.facts.gap_left > 0:
+            return False
+        fall = abs(float(self.history.rows["f"][0]) - f)
+        return f - found.f > SAME * (fall + abs(f))
+
     def _finish(self, searched: Solution, state: State) -> Found | None:
         """The exact path from where the search ended; None if it does not converge."""
-        x, y = jax.tree.map(np.asarray, (searched.x, searched.y))
+        x, y = _arrays(searched.x), _arrays(searched.y)
         begun = launch_on_host(self.problem, x, y, Implicit(part=True))
-        begun = dataclasses.replace(begun, step=np.int32(int(state.step)))
-        *_, run = begun, *self._steps(begun, int(state.step) + FINISH)
-        if int(run.solver_state.path.status) != CONVERGED:
-            return None
+        found = self._ended(begun, int(state.step))
+        return found if int(found.run.solver_state.path.status) == CONVERGED else None
+
+    def _ended(self, begun: State, step: int) -> Found:
+        """Where the exact path leads that begins after so many steps."""
+        begun = dataclasses.replace(begun, step=np.int32(step))
+        *_, run = begun, *self._steps(begun, step + FINISH)
         return self.judged(run)
 
     @staticmethod
@@ -327,6 +370,10 @@ class Portfolio:
         if _size(run) > FAR * float(run.scale) and facts.swing <= LEVEL * fall:
             return "f becomes flat far away from the start: it may have no minimum."
         return ""
+
+
+def _arrays(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
 
 
 def _on_host(solution: Solution) -> bool:

@@ -85,7 +85,11 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     if inner_left <= tol and elsewhere:
         gap, gap_left, valleys, radius = _elsewhere(oracle, x, y, values)
     elif inner_left > tol and elsewhere and not oracle.bounded_y:
-        gap, gap_left, valleys, radius = *_runaway(oracle, x, y, values), 1, 0.0
+        gap, gap_left, valleys, radius = (
+            *_runaway(oracle, x, y, values, float(np.linalg.norm(step.shift))),
+            1,
+            0.0,
+        )
     else:
         gap, gap_left, valleys, radius = 0.0, 0.0, 1, 0.0
     half = 0.5 * abs(float(step.shift @ inner.H @ step.shift))
@@ -143,7 +147,7 @@ def _left(shift: Vector, z: Vector, units: _Units) -> float:
 
 def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced, move: Move) -> float:
     """The step left to a solution, in x and in the flat directions of y."""
-    nx, spectrum = oracle.nx, reduced.spectrum
+    nx = oracle.nx
     diagonal = np.abs(np.diag(reduced.B))
     if move.both:  # a saddle: the curvature says so
         return 0.0
@@ -153,7 +157,7 @@ def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced, move: Mo
         _left(move.shift[:nx], x, units),
         float(np.max(np.abs(along_y) / sizes_of(y), initial=0.0)),
     )
-    return left if np.any(~spectrum.flat) or left == 0 else max(left, 1.0)
+    return max(left, 1.0) if move.endless else left
 
 
 def _elsewhere(
@@ -187,11 +191,17 @@ def _elsewhere(
     return lower, left, valleys, radius
 
 
-def _runaway(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[float, float]:
-    """How far g falls, and 1, if its minimum runs away from y; else 0 and 0."""
+def _runaway(
+    oracle: Oracle, x: Vector, y: Vector, values: Values, first: float
+) -> tuple[float, float]:
+    """How far g falls, and 1, if its minimum runs away from y; else 0 and 0.
+
+    It does if Newton's method goes far, or takes steps that stay as long as the `first` one.
+    """
     found = minimise(oracle, x, y)
     away = float(np.linalg.norm(found.y - y))
-    if found.found or away <= 1 + 0.5 * float(np.linalg.norm(y)):
+    endless = away > 10 * first and float(np.linalg.norm(found.shift)) > 0.1 * first
+    if found.found or not (endless or away > 1 + 0.5 * float(np.linalg.norm(y))):
         return 0.0, 0.0
     return max(values.g - found.values.g, 0.0), 1.0
 

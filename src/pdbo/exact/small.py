@@ -37,12 +37,14 @@ class Move(NamedTuple):
         slope: how f falls along it, to first order.
         shift: what of it, entry by entry in x, rounding does not explain.
         both: whether it may as well be taken backwards: a step away from a saddle.
+        endless: whether f falls along a direction in which it does not curve.
     """
 
     step: Vector
     slope: float
     shift: Vector
-    both: bool
+    both: bool = False
+    endless: bool = False
 
 
 def newton(reduced: Reduced, x: Vector, reach: float, first: bool = True) -> Move:
@@ -73,7 +75,8 @@ def newton(reduced: Reduced, x: Vector, reach: float, first: bool = True) -> Mov
         down = Q @ (spectrum.unit * spectrum.vectors[:, 0])
         step = shift = down * min(reach, 1.0) * far / np.linalg.norm(down)
         both = True
-    return Move(step, float(reduced.gradient @ step), shift, both)
+    endless = bool(np.any(slopes[~curved]))
+    return Move(step, float(reduced.gradient @ step), shift, both, endless)
 
 
 def _bounded(Q: Matrix, spectrum: Spectrum, slopes: Vector, size: Vector, bound: float) -> Vector:
@@ -104,7 +107,7 @@ def steepest(reduced: Reduced, x: Vector) -> Move:
     slope = float(np.linalg.norm(reduced.gradient))
     far = max(float(np.max(np.abs(x), initial=0.0)), 1.0) / max(slope, 1e-300)
     step = -(1 / size if size > 0 else far) * reduced.gradient
-    return Move(step, float(reduced.gradient @ step), step, False)
+    return Move(step, float(reduced.gradient @ step), step)
 
 
 class SmallState(NamedTuple):
