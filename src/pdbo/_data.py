@@ -35,6 +35,16 @@ class DataView(eqx.Module):
         """The sources that fetch examples from outside of memory."""
         return []
 
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """How many fixed batches the examples of f and of g are cut into."""
+        return 1, 1
+
+    @property
+    def block(self) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Which of the fixed batches of f and of g these are."""
+        return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+
     def effort(self) -> int:
         """The most gradients of g to spend on the inner value of a final certificate."""
         return INNER_EFFORT

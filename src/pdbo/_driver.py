@@ -244,10 +244,27 @@ def launch_on_host(problem: Problem, x: PyTree, y: PyTree, solver: Solver) -> St
     return State(solver, state, np.int32(0), np.float64(1 + size))  # type: ignore
 
 
+def _check_settings(problem: Problem, state: State, solver: Solver) -> None:
+    """Refuse a solver with other settings than the state's, if its own state would look different.
+
+    The settings are those that are no numbers, such as an Optax transformation.
+    """
+    if solver.on_host or jax.tree.structure(solver) == jax.tree.structure(state.solver):
+        return
+    point = state.point
+    fresh = eqx.filter_eval_shape(solver.init, problem, point.x, point.y, jax.random.key(0))
+    if jax.tree.structure(fresh) != jax.tree.structure(state.solver_state):
+        raise ProblemError(
+            f"the state belongs to another {solver.name}: what it keeps differs from what the "
+            "solver given would keep."
+        )
+
+
 def _carry_on(problem: Problem, state: State, solver: Solver | None) -> State:
     solver = streamed(problem, state.solver if solver is None else chosen(solver))
     if solver.name != state.solver.name:
         raise ProblemError(f"the state belongs to {state.solver.name}, not to {solver.name}.")
+    _check_settings(problem, state, solver)
     state = eqx.tree_at(lambda s: s.solver, state, solver)
     state = state if traced(state) else everywhere(problem.mesh, state)
     problem.x_set.check(state.point.x, "x_set")

@@ -16,8 +16,15 @@ from ._itd import ITD as ITD
 from ._aid import AIDFixedPoint as AIDFixedPoint
 from ._aid import AIDConjugateGradient as AIDConjugateGradient
 from ._bigsam import BigSAM as BigSAM
+from ._stocbio import StocBiO as StocBiO
+from ._soba import SOBA as SOBA
+from ._masoba import MASOBA as MASOBA
+from ._saba import SABA as SABA
+from ._sustain import SUSTAIN as SUSTAIN
 from ._bome import BOME as BOME
 from ._f2sa import F2SA as F2SA
+from ._f2sa2 import F2SA2 as F2SA2
+from ._f3sa import F3SA as F3SA
 from ._vpbgd import VPBGD as VPBGD
 from ._bvfim import BVFIM as BVFIM
 from ._meha import MEHA as MEHA

@@ -15,7 +15,7 @@ from .._checks import whole_number
 from .._problem import Problem
 from .._solver import Calls
 from ..sets import Box, Free, NonNegative, Set
-from ._hypergradient import HypergradientSolver, HypergradientState
+from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
 Operator = Callable[[PyTree], PyTree]
 
@@ -46,16 +46,17 @@ class ImplicitSolver(HypergradientSolver):
         return trees.zeros_like(y) if self.warm_linear else None
 
     def hypergradient(
-        self, problem: Problem, x: PyTree, y: PyTree, linear: PyTree | None
-    ) -> tuple[PyTree, PyTree, PyTree | None]:
+        self, problem: Problem, x: PyTree, start: Inner, linear: PyTree | None
+    ) -> tuple[PyTree, Inner, PyTree | None]:
         """N inner steps, K linear steps and the implicit gradient."""
-        y = self.inner(problem, x, y, self.inner_steps)
-        free = _free(problem.y_set, y)
+        end = self.follow(problem, x, start, self.inner_steps)
+        y = end.y
+        free = free_part(problem.y_set, y)
         f_x, f_y = jax.grad(problem.outer, (0, 1))(x, y)
         _, second = jax.vjp(jax.grad(problem.inner, 1), x, y)  # v -> (g_xy v, g_yy v)
-        start = None if linear is None else free(linear)
-        v = self.solve(lambda v: free(second(v)[1]), free(f_y), start)
-        return trees.sub(f_x, second(v)[0]), y, v if self.warm_linear else None
+        v0 = None if linear is None else free(linear)
+        v = self.solve(lambda v: free(second(v)[1]), free(f_y), v0)
+        return trees.sub(f_x, second(v)[0]), end, v if self.warm_linear else None
 
 
 class AIDFixedPoint(ImplicitSolver):
@@ -79,7 +80,7 @@ class AIDFixedPoint(ImplicitSolver):
         warm_start: whether the inner steps start at the last y (the default, as in the authors'
             code) or always at y0.
         warm_linear: whether the linear steps start at the last v or (the default) at zero.
-        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
+        outer, inner: Optax transformations for the steps in x and in y; not for those in v.
 
     Constraints: any x_set. For y_set Free, Box, NonNegative and their products: a coordinate that
     ends on a bound is held fixed there, which is right if the inner gradient pushes it against
@@ -136,7 +137,7 @@ class AIDConjugateGradient(ImplicitSolver):
         warm_start: whether the inner steps start at the last y (the default, as in the authors'
             code) or always at y0.
         warm_linear: whether the linear solve starts at the last v or (the default) at zero.
-        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
+        outer, inner: Optax transformations for the steps in x and in y; not for those in v.
 
     Constraints: any x_set. For y_set Free, Box, NonNegative and their products: a coordinate that
     ends on a bound is held fixed there, which is right if the inner gradient pushes it against
@@ -211,7 +212,7 @@ def conjugate_gradient(
     )[1][0]
 
 
-def _free(constraint: Set, y: PyTree) -> Operator:
+def free_part(constraint: Set, y: PyTree) -> Operator:
     """The map that sets the entries of coordinates of y on a bound to zero."""
     ones = jax.tree.map(jnp.ones_like, y)
     up, down = constraint.tangent(y, ones), constraint.tangent(y, trees.scale(-1, ones))

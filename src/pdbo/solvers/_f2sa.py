@@ -8,21 +8,22 @@ from jaxtyping import Array, Float, Int, PyTree
 from .. import _trees as trees
 from .._checks import number, whole_number
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
-from ._descent import descend, inner_slope
+from .._solver import Calls, Point
+from ._descent import GradientSolver, begin, descend, in_units_of_g, inner_slope, move
 
 
 class F2SAState(eqx.Module):
-    """x, the two inner sequences and the multiplier of the next iteration."""
+    """x, the two inner sequences, the next multiplier, states of the three transformations."""
 
     t: Int[Array, ""]
     x: PyTree
     y: PyTree
     z: PyTree
     multiplier: Float[Array, ""]
+    rules: tuple[PyTree, PyTree, PyTree] = (None, None, None)
 
 
-class F2SA(Solver):
+class F2SA(GradientSolver):
     r"""Fully First-order (Stochastic) Approximation: the hypergradient from two inner sequences.
 
     Iteration k takes T projected gradient steps on each of
@@ -46,6 +47,8 @@ class F2SA(Solver):
             $\nabla f$ over the strong convexity of g.
         increment: $\delta$; steps of x fall like $\xi\gamma/(2\delta k)$, so a larger one needs a
             larger `outer_ratio`.
+        outer: an Optax transformation of the hypergradient, in place of $\xi\alpha_k$.
+        inner: one for the steps in z and in y, there of their direction over $\max(1, \lambda_k)$.
 
     Constraints: x and y are projected onto their sets, which the theory does not cover.
 
@@ -76,7 +79,9 @@ class F2SA(Solver):
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> F2SAState:
         """The state before the first step."""
         multiplier = jnp.asarray(self.multiplier0, trees.dtype(x))
-        return F2SAState(jnp.zeros((), jnp.int32), x, y, y, multiplier)
+        inner = begin(self.inner, y, "inner")
+        rules = (begin(self.outer, x, "outer"), inner, inner)
+        return F2SAState(jnp.zeros((), jnp.int32), x, y, y, multiplier, rules)
 
     def step(self, problem: Problem, state: F2SAState) -> F2SAState:
         """One iteration."""
@@ -89,15 +94,18 @@ class F2SA(Solver):
         slope = inner_slope(problem, x)
 
         def penalised(v: PyTree) -> PyTree:
-            return trees.axpy(multiplier, slope(v), jax.grad(problem.outer, 1)(x, v))
+            both = trees.axpy(multiplier, slope(v), jax.grad(problem.outer, 1)(x, v))
+            return in_units_of_g(self.inner, multiplier, both)
 
-        z = descend(slope, problem.y_set, state.z, gamma, self.inner_steps)
-        y = descend(penalised, problem.y_set, state.y, alpha, self.inner_steps)
+        outer, at_y, at_z = state.rules
+        T, y_set = self.inner_steps, problem.y_set
+        z, at_z = descend(slope, y_set, state.z, gamma, T, self.inner, at_z)
+        y, at_y = descend(penalised, y_set, state.y, alpha, T, self.inner, at_y)
         f_x = jax.grad(problem.outer, 0)(x, y)
         g_xy, g_xz = jax.grad(problem.inner, 0)(x, y), jax.grad(problem.inner, 0)(x, z)
         hypergradient = trees.axpy(multiplier, trees.sub(g_xy, g_xz), f_x)
-        x = problem.x_set.project(trees.axpy(-xi * alpha, hypergradient, x))
-        return F2SAState(state.t + 1, x, y, z, multiplier + delta)
+        x, outer = move(self.outer, outer, hypergradient, x, xi * alpha, problem.x_set)
+        return F2SAState(state.t + 1, x, y, z, multiplier + delta, (outer, at_y, at_z))
 
     def output(self, state: F2SAState) -> Point:
         r"""x and the minimiser y of the penalised function, with $\lambda$ as its multiplier."""
