@@ -15,6 +15,7 @@ SAME = 1e-10
 
 AGREE = """
     import numpy as np
+    import optax
     from jax.sharding import Mesh
     import pdbo
     from cases import iterate

@@ -212,10 +212,13 @@ def test_f3sa():
         hf_x, hf_y, hg_x, hg_y, hz_x, hz_y = np.split(h, cuts)
         alpha = 0.3 / (2 * lam)
         x, y, z = at
-        last, at = at, (
-            x - 0.5 * alpha * (hf_x + lam * (hg_x - hz_x)),
-            y - alpha * (hf_y + lam * hg_y),
-            z - 0.3 * hz_y,
+        last, at = (
+            at,
+            (
+                x - 0.5 * alpha * (hf_x + lam * (hg_x - hz_x)),
+                y - alpha * (hf_y + lam * hg_y),
+                z - 0.3 * hz_y,
+            ),
         )
         lam += 0.1
         found.append(at[:2])

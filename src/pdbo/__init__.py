@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from . import hosts as hosts
     from . import linear as linear
     from . import orbax as orbax
+    from . import presets as presets
     from . import problems as problems
     from . import results as results
     from . import schedules as schedules
@@ -105,8 +106,8 @@ _HOMES = {
     for name in listed.split()
 }
 _SUBMODULES = (
-    "data", "errors", "hosts", "linear", "orbax", "problems", "results", "schedules", "sets",
-    "sklearn", "solvers",
+    "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results", "schedules",
+    "sets", "sklearn", "solvers",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

@@ -89,6 +89,8 @@ def _function(value: types.FunctionType, name: str, numbers: bool) -> dict[str, 
             part = cell.cell_contents
         except ValueError:  # not set yet
             continue
+        if type(part) is int:  # Optax may turn it into a float when it is used
+            part = float(part)
         found |= _describe(part, f"{name}.{variable}", numbers)
     return found
 

@@ -18,7 +18,7 @@ from ._aid import AIDConjugateGradient as AIDConjugateGradient
 from ._bigsam import BigSAM as BigSAM
 from ._stocbio import StocBiO as StocBiO
 from ._soba import SOBA as SOBA
-from ._masoba import MASOBA as MASOBA
+from ._soba import MASOBA as MASOBA
 from ._saba import SABA as SABA
 from ._sustain import SUSTAIN as SUSTAIN
 from ._bome import BOME as BOME

@@ -143,3 +143,12 @@ def in_units_of_g(
 def inner_slope(problem: Problem, x: PyTree) -> Callable[[PyTree], PyTree]:
     r"""The slope of plain inner descent, $\nabla_y g(x, \cdot)$."""
     return lambda y: jax.grad(problem.inner, 1)(x, y)
+
+
+def recursive(now: PyTree, before: PyTree, estimate: PyTree, rate: Float[Array, ""]) -> PyTree:
+    r"""STORM's estimate $now + (1 - \eta)(estimate - before)$.
+
+    `before` is the same batch's value at the last point (Cutkosky & Orabona, Momentum-Based
+    Variance Reduction in Non-Convex SGD, 2019).
+    """
+    return trees.axpy(1 - rate, trees.sub(estimate, before), now)

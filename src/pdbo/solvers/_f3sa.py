@@ -11,8 +11,7 @@ from .. import _trees as trees
 from .._checks import number
 from .._problem import Problem
 from .._solver import Calls, Point
-from ._descent import GradientSolver, begin, in_units_of_g, move
-from ._single_loop import recursive
+from ._descent import GradientSolver, begin, in_units_of_g, move, recursive
 
 
 class Triple(NamedTuple):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Int, PyTree
 from .. import _trees as trees
 from .._problem import Problem
 from ._aid import free_part
-from ._single_loop import Directions, SingleLoopSolver, SingleLoopState
+from ._soba import Directions, SingleLoopSolver, SingleLoopState
 
 
 class Memory(NamedTuple):

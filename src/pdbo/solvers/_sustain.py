@@ -12,9 +12,8 @@ from .._problem import Problem
 from .._solver import Calls, Point
 from ..sets import Box, Free, NonNegative
 from ._aid import free_part
-from ._descent import GradientSolver, begin, move
+from ._descent import GradientSolver, begin, move, recursive
 from ._hypergradient import check_y_set
-from ._single_loop import recursive
 
 
 class SUSTAINState(eqx.Module):
