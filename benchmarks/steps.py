@@ -23,12 +23,14 @@ import pdbo
 from pdbo import presets
 from pdbo.experiments import cleaning
 from pdbo.experiments._images import Images, _digits, images
-from pdbo.solvers import F2SA, SOBA
+from pdbo.solvers import F2SA, SOBA, BatchPDBO
+from pdbo.solvers._batch_pdbo import RATES, TRIAL
 from pdbo.solvers._streamed import Streamed
 
 from .record import write
 
 CALLS, SPLITS = 10_000, 3
+OURS = RATES * TRIAL + (CALLS - RATES * TRIAL) // 3  # steps of the default
 FALLING = "PDBO, recipe with falling rates"
 FIXED: dict[str, Any] = {
     "dual_step": 0.0, "multiplier0": 1.0, "smoothing": 0.0, "inner_steps": 1,
@@ -41,7 +43,7 @@ def falling(rate: float, steps: int) -> optax.Schedule:
 
 
 def solvers(model: str) -> dict[str, tuple[Callable[[], pdbo.solvers.Solver], int, float]]:
-    """By row: the solver, the oracle calls of its step, and the scale of x."""
+    """By row: the solver, the oracle calls of its step, if they are constant, the scale of x."""
     adam = {"outer": optax.adam(0.1), "inner": optax.adam(0.01)}
     steps = CALLS // 4
     slower = {
@@ -51,6 +53,7 @@ def solvers(model: str) -> dict[str, tuple[Callable[[], pdbo.solvers.Solver], in
     preset = presets.get(f"cleaning-{model}/PDBO")
     return {
         "PDBO()": (pdbo.PDBO, 8, 1.0),
+        "the default, BatchPDBO": (BatchPDBO, 0, 1.0),
         "PDBO, recipe": (lambda: pdbo.PDBO(**FIXED, **adam), 4, 1.0),
         FALLING: (lambda: pdbo.PDBO(**FIXED, **slower), 4, 1.0),
         "F2SA, recipe": (
@@ -79,7 +82,9 @@ def measure(found: Images, model: str) -> dict[str, dict[str, list[float]]]:
             problem = cleaning.problem(data, scale)
             w = cleaning.start(model, found.pixels.shape[1], split)
             x = jnp.zeros(size, jnp.float32)
-            at = _run(problem, Streamed(make()), x, w, jnp.asarray(CALLS // calls))
+            at = _run(
+                problem, Streamed(make()), x, w, jnp.asarray(CALLS // calls if calls else OURS)
+            )
             scores["accuracy"].append(float(cleaning.accuracy(at.y, *test)))
             scores["f1"].append(float(cleaning.f1(at.x, jnp.asarray(data["clean"]["clean"]))))
         print(found.name, model, row, {k: np.round(v, 3) for k, v in scores.items()}, flush=True)

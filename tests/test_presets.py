@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cases
 import pdbo
 from pdbo import presets
 from pdbo.experiments import _paper, cleaning, digits, newsgroups
@@ -25,19 +26,18 @@ def test_a_preset_is_a_solver_with_these_settings(name):
     found = presets.get(name)
     assert isinstance(found.solver, pdbo.solvers.Solver) and len(found.about) > 20
     inside = getattr(found.solver, "inner", None)  # of Proximal-PDBO
+    homes = [found.solver, inside, *(getattr(s, "schedule", None) for s in (found.solver, inside))]
     for key, value in found.settings.items():
-        key, homes = key.replace("primal_step", "primal"), [found.solver, inside]
-        homes += [getattr(home, "schedule", None) for home in homes]
-        key = key.removesuffix("_step") if key == "dual_step" else key
-        held = next(v for home in homes if (v := getattr(home, key, None)) is not None)
+        spellings = (key, {"primal_step": "primal", "dual_step": "dual"}.get(key, key))
+        held = next(getattr(home, k) for home in homes for k in spellings if hasattr(home, k))
         assert held == value if isinstance(value, str) else np.isclose(float(held), value)
     assert all(unit > 0 for unit in found.units.values())
 
 
 def test_one_runs():
-    toy = pdbo.problems.get("toy")
-    solution = pdbo.solve(toy.problem, 2.0, jnp.array([0.5, 0.5]), presets.get("paper/PDBO").solver)
-    assert solution.ok and float(solution.x) == pytest.approx(1.0, abs=1e-3)
+    solver, start = presets.get("paper/PDBO").solver, (jnp.array(2.0), jnp.array([0.5, 0.5]))
+    point = solver.output(cases.iterate(cases.toy(), solver, *start, 500))
+    assert float(point.x) == pytest.approx(1.0, abs=1e-2)
 
 
 def test_an_unknown_name_is_one_sentence():

@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .solvers import AIDConjugateGradient as AIDConjugateGradient
     from .solvers import AIDFixedPoint as AIDFixedPoint
     from .solvers import AutoPDBO as AutoPDBO
+    from .solvers import BatchPDBO as BatchPDBO
     from .solvers import BigSAM as BigSAM
     from .solvers import Calls as Calls
     from .solvers import Implicit as Implicit
@@ -96,8 +97,8 @@ _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "results": "BestOf Certificate Comparison Solution State",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Set",
-    "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BigSAM Calls "
-    "Implicit Point Solver",
+    "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "
+    "Calls Implicit Point Solver",
 }
 _HOMES = {
     name: module

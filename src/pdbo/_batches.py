@@ -291,6 +291,23 @@ class Batches(DataView):
         """g on all its examples."""
         return self.inner.mean(g, x, y)
 
+    def parts(self, most: int) -> int:
+        """How many parts the examples of f can be cut into."""
+        return min(most, self.outer.length)
+
+    def parts_of_f(
+        self, f: Callable[..., Array], x: PyTree, y: PyTree, most: int
+    ) -> Float[Array, " parts"]:
+        """f on each of these parts, every part from all over the examples."""
+        count = self.parts(most)
+        size = min(self.outer.length // count, self.outer.chunk)
+
+        def one(k: Int[Array, ""]) -> Float[Array, ""]:
+            rows = k + count * jnp.arange(size, dtype=jnp.int32)
+            return _at(f, x, y, self.outer._take(rows, rows))
+
+        return lax.map(one, jnp.arange(count, dtype=jnp.int32))
+
     def effort(self) -> int:
         """Full passes over the examples of g."""
         return self.passes
@@ -333,6 +350,12 @@ class Drawn(DataView):
     outer: PyTree
     inner: PyTree
     numbers: tuple[Int[Array, ""], Int[Array, ""]] | None = None
+    source: Batches | None = None
+
+    @property
+    def everything(self) -> DataView:
+        """The examples these were drawn from."""
+        return self if self.source is None else self.source
 
     @property
     def block(self) -> tuple[Int[Array, ""], Int[Array, ""]]:

@@ -5,6 +5,7 @@ they show the solvers in the order of the lines below.
 """
 
 # isort: off
+from . import _batch_pdbo
 from .._solver import Calls as Calls
 from .._solver import Point as Point
 from .._solver import Solver as Solver
@@ -34,4 +35,6 @@ SOLVERS: dict[str, type[Solver]] = {
     for name, value in globals().items()
     if isinstance(value, type) and issubclass(value, Solver) and value is not Solver
 }
-"""Every solver of the package, by the name of its class."""
+"""Every solver of the package that takes any problem, by the name of its class."""
+
+BatchPDBO = _batch_pdbo.BatchPDBO  # takes mini-batches only: it has no row in studies
