@@ -17,7 +17,7 @@ from ._itd import ITD as ITD
 from ._aid import AIDFixedPoint as AIDFixedPoint
 from ._aid import AIDConjugateGradient as AIDConjugateGradient
 from ._bigsam import BigSAM as BigSAM
-from ._stocbio import StocBiO as StocBiO
+from ._aid import StocBiO as StocBiO
 from ._soba import SOBA as SOBA
 from ._soba import MASOBA as MASOBA
 from ._saba import SABA as SABA

@@ -28,7 +28,7 @@ _TINY = 1e-30
 
 
 class Walk(NamedTuple):
-    """x, y and the inner estimate, averages of gradients and squares, and how many they hold."""
+    """x, y and the inner estimate, averages of gradients and squares, and how many were seen."""
 
     x: PyTree
     y: PyTree
@@ -39,7 +39,7 @@ class Walk(NamedTuple):
     square_x: Float[Array, ""]
     square_y: PyTree
     square_hat: PyTree
-    count: Float[Array, ""]
+    seen: Float[Array, ""]
 
     @classmethod
     def begin(cls, x: PyTree, y: PyTree) -> "Walk":
@@ -142,11 +142,11 @@ class BatchPDBO(Solver):
     def _trial(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
         """A step of Adam on g with the rate that is tried."""
         at, rate = s.at, _rate(s)
-        count = at.count + 1
+        count = at.seen + 1
         slope = jax.grad(problem.inner, 1)(at.x, at.y)
         mean, square = _kept(MEAN, at.mean_y, slope), _kept(SQUARE, at.square_y, _squares(slope))
         y = problem.y_set.project(_adam(at.y, rate, mean, square, count))
-        new = at._replace(y=y, mean_y=mean, square_y=square, count=count)
+        new = at._replace(y=y, mean_y=mean, square_y=square, seen=count)
         s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
         return lax.cond(s.k == TRIAL, lambda s: self._tried(problem, s), lambda s: s, s)
 
@@ -194,7 +194,7 @@ class BatchPDBO(Solver):
         self, problem: Problem, s: BatchPDBOState, slopes: tuple, share: Float[Array, ""]
     ) -> Walk:
         """The point after a step along these slopes, when this share of the round is over."""
-        at, (d_x, d_y, g_h), count = s.at, slopes, s.at.count + 1
+        at, (d_x, d_y, g_h), count = s.at, slopes, s.at.seen + 1
         mean_x, mean_y, mean_hat = (
             _kept(MEAN, m, d)
             for m, d in zip((at.mean_x, at.mean_y, at.mean_hat), slopes, strict=True)
