@@ -43,7 +43,7 @@ def with_rules(solver, outer, inner):
 
 def test_every_solver_with_gradient_steps_is_here():
     takes = {n for n, kind in S.SOLVERS.items() if "outer" in kind.__dataclass_fields__}
-    assert takes == set(S.SOLVERS) - {"AutoPDBO", "ProximalPDBO"}
+    assert takes == set(S.SOLVERS) - {"AutoPDBO", "Implicit", "ProximalPDBO"}
     assert takes <= set(PLAIN)
 
 

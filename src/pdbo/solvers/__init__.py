@@ -20,12 +20,12 @@ from ._bigsam import BigSAM as BigSAM
 from ._aid import StocBiO as StocBiO
 from ._soba import SOBA as SOBA
 from ._soba import MASOBA as MASOBA
-from ._saba import SABA as SABA
+from ._soba import SABA as SABA
 from ._sustain import SUSTAIN as SUSTAIN
 from ._bome import BOME as BOME
 from ._f2sa import F2SA as F2SA
-from ._f2sa2 import F2SA2 as F2SA2
-from ._f3sa import F3SA as F3SA
+from ._f2sa import F2SA2 as F2SA2
+from ._f2sa import F3SA as F3SA
 from ._vpbgd import VPBGD as VPBGD
 from ._bvfim import BVFIM as BVFIM
 from ._meha import MEHA as MEHA
