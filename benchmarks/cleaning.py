@@ -4,8 +4,9 @@
 
 draws the same number of random settings for every method, runs them on splits that the
 experiment never uses, with four fifths of the validation images for f and the rest held out, and
-keeps the settings with the best accuracy on the held-out images. They are written to the file the
-experiment reads, with the ranges tried. It uses no test image and no knowledge of the wrong labels.
+keeps the settings with the best accuracy on the held-out images. They are written to the file of
+the presets that the experiment uses, with the ranges tried. It uses no test image and no knowledge
+of the wrong labels.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from jax import lax
 from pdbo.app.records import plain
 from pdbo.experiments import cleaning
 from pdbo.experiments._images import images
+from pdbo.presets import _rows
 
 from .record import provenance
 
@@ -100,8 +102,7 @@ def splits(folder: pathlib.Path) -> tuple[str, list[tuple]]:
 
 def choose(name: str, model: str, pairs: list[tuple], count: int) -> dict:
     """The settings whose last iterate has the best mean accuracy on the held-out images."""
-    method = cleaning.methods()[name]
-    steps = CALLS[model] // method.calls
+    steps = CALLS[model] // cleaning.CALLS_PER_STEP[name]
     width = pairs[0][0]["train"]["X"].shape[-1]
     w0 = cleaning.start(model, width, SEEDS[0])
 
@@ -109,7 +110,7 @@ def choose(name: str, model: str, pairs: list[tuple], count: int) -> dict:
     def score(numbers: dict, data: dict, held: dict) -> jax.Array:
         numbers = dict(numbers)
         problem = cleaning.problem(data, numbers.pop("scale"))
-        solver = cleaning.build(method, numbers)
+        solver = cleaning.build(name, numbers)
         x0 = jnp.zeros(data["train"]["index"].shape, jnp.float32)
         state = solver.init(problem, x0, w0, jax.random.key(SEEDS[0]))
         state = lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
@@ -148,7 +149,7 @@ def main() -> None:
             **provenance(),
         }
         text = json.dumps(plain(record), indent=1, sort_keys=True)
-        cleaning.settings_file(model).write_text(text + "\n")
+        _rows.file_of(model).write_text(text + "\n")
 
 
 if __name__ == "__main__":

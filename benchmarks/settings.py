@@ -97,8 +97,7 @@ def _hypergradients(entry: str, workload: str) -> list[Settings]:
         return [
             {
                 "solver": "AIDConjugateGradient",
-                "options": {name: base[name] for name in base if name != "outer"}
-                | {"adam": base["outer"] == "adam", "warm_linear": warm},
+                "options": base | {"warm_linear": warm},
             }
             for base in bases
             for warm in (False, True)

@@ -332,7 +332,10 @@ def test_a_source_that_fails_is_one_sentence():
         (lambda: Source(5, 3), "take must be a function, got int"),
         (lambda: Source(5, lambda i: {}[i]), "take cannot fetch example 0: TypeError"),
         (lambda: pdbo.Problem(lambda x, y: y, g, Batches(OUTER, INNER, 5)), "f has the wrong"),
-        (lambda: pdbo.solve(batched(), X0, Y0), "AutoPDBO cannot run on mini-batches: it compares"),
+        (
+            lambda: pdbo.solve(batched(), X0, Y0, pdbo.AutoPDBO()),
+            "AutoPDBO cannot run on mini-batches: it compares",
+        ),
         (
             lambda: pdbo.solve(batched(), X0, Y0, pdbo.ProximalPDBO(choose="best")),
             "ProximalPDBO cannot run on mini-batches",

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pdbo import presets
 from pdbo.app.report._draw import draw
 from pdbo.experiments import Unavailable, _images, cleaning
 from pdbo.experiments._results import Record
+from pdbo.presets import _rows
 
 SHARED = pathlib.Path(__file__).parents[2] / "shared" / "data" / "mnist"
 
@@ -149,21 +151,21 @@ def test_the_inner_function_weighs_images():
 def test_methods_are_solvers_with_settings_of_their_own():
     from pdbo.solvers import SOLVERS
 
-    known = cleaning.methods()
-    assert set(known) == set(cleaning.METHODS)
+    known = _rows.CLEANING
+    assert set(known) == set(cleaning.METHODS) == set(cleaning.CALLS_PER_STEP)
     assert set(cleaning.HYPERGRADIENT) < set(known)
     labels = {kind: kind.label for kind in SOLVERS.values()}
     for model in cleaning.MODELS:
-        record = json.loads(cleaning.settings_file(model).read_text())
+        record = json.loads(_rows.file_of(model).read_text())
         assert not set(record["seeds"]) & set(range(1000))  # splits apart
         assert set(record["chosen"]) == set(known) - {"AutoPDBO"}  # which has no numbers
-        for name, method in known.items():
+        for name in known:
             numbers = dict(record["chosen"].get(name, {"settings": {}})["settings"])
             refused = not numbers
             scale = numbers.pop("scale", None)
             assert refused or cleaning_range(record, name, "scale", scale)
             assert all(cleaning_range(record, name, k, v) for k, v in numbers.items())
-            solver = cleaning.build(method, numbers)
+            solver = cleaning.build(name, numbers)
             assert bool(solver.batch_refusal) == refused
             assert labels[type(solver if refused else solver.solver)] == name
 
@@ -176,11 +178,7 @@ def cleaning_range(record, name, key, value):
 @pytest.mark.parametrize("name", [n for n in cleaning.METHODS if n != "AutoPDBO"])
 def test_a_step_costs_what_the_budget_says(name):
     """But for the automatic method, whose steps differ."""
-    method = cleaning.methods()[name]
-    chosen = json.loads(cleaning.settings_file("linear").read_text())["chosen"]
-    numbers = dict(chosen[name]["settings"])
-    numbers.pop("scale")
-    solver = cleaning.build(method, numbers)
+    solver = cleaning.build(name, presets.get(f"cleaning-linear/{name}").settings)
     rng = np.random.default_rng(0)
     size = 2 * cleaning.SIZE
     part = {"X": rng.random((size, 4)).astype(np.float32), "y": np.zeros(size, np.int32)}
@@ -194,7 +192,7 @@ def test_a_step_costs_what_the_budget_says(name):
         state = jax.lax.fori_loop(0, steps, lambda _, s: solver.step(problem, s), state)
         return sum(solver.calls(state))
 
-    assert int(calls(jnp.asarray(12))) == 12 * method.calls
+    assert int(calls(jnp.asarray(12))) == 12 * cleaning.CALLS_PER_STEP[name]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 import cases
 import pdbo
+import pdbo.solvers as S
 from pdbo import _catalogue
 from pdbo import _trees as trees
 from pdbo.solvers._streamed import streamed
@@ -42,6 +43,11 @@ HOME = {
     pdbo.BigSAM: lambda: pdbo.BigSAM(inner_steps=20, averaging=0.01),
     pdbo.F2SA: lambda: pdbo.F2SA(inner_steps=3),
     pdbo.solvers.Implicit: lambda: pdbo.solvers.Implicit(compiled=True),  # on the host: test_exact
+    S.F2SA2: lambda: S.F2SA2(inner_steps=5, offset=0.02),
+    S.F3SA: lambda: S.F3SA(inner_step=0.3, increment=0.1),
+    S.SOBA: lambda: S.SOBA(decay=0.0),
+    S.SUSTAIN: lambda: S.SUSTAIN(linear_steps=20),
+    S.StocBiO: lambda: S.StocBiO(inner_steps=10, linear_steps=20),
     pdbo.ITD: lambda: pdbo.ITD(inner_steps=10),
     pdbo.MEHA: lambda: pdbo.MEHA(x_step=0.3, y_step=0.3, proximal_step=0.3, penalty0=10.0),
     pdbo.PDBO: penalised,

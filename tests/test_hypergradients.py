@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import cases
@@ -442,7 +443,7 @@ def test_adam_follows_its_formula():
     problem = pdbo.Problem(
         lambda x, y: jnp.sum((y - 1) ** 2), lambda x, y: 0.5 * jnp.sum(jnp.exp(x) * y**2 - 2 * y)
     )
-    solver = AIDConjugateGradient(0.1, 0.2, 3, 3, adam=True)
+    solver = AIDConjugateGradient(0.1, 0.2, 3, 3, outer=optax.adam(0.1))
     state = solver.init(problem, jnp.array([0.5, -1.0]), jnp.zeros(2), jax.random.key(0))
     x, m, v = np.array([0.5, -1.0]), np.zeros(2), np.zeros(2)
     for t in range(1, 30):

@@ -15,6 +15,7 @@ SAME = 1e-10
 
 AGREE = """
     import numpy as np
+    import optax
     from jax.sharding import Mesh
     import pdbo
     from cases import iterate
@@ -43,6 +44,8 @@ AGREE = """
         if made is pdbo.AutoPDBO:
             continue  # AutoPDBO compiles for long: benchmarks/devices.py has it
         solver = made()
+        if name == "PDBO":
+            solver = made(outer=optax.adam(0.01), inner=optax.adamw(0.02))
         both = [solver.output(iterate(p, solver, x, y, 2)) for p in (sharded, plain)]
         apart[name] = worst(*({"x": o.x.tolist(), "y": o.y.tolist()} for o in both))
     print(json.dumps(apart))

@@ -37,7 +37,12 @@ def problem_of(family: str, data: Any) -> pdbo.Problem:
 def compiled(family: str, settings: str) -> tuple[Any, Any, Any]:
     """The solver, its `init` and a loop of its `step`; cached, so that nothing compiles twice."""
     named = json.loads(settings)
-    solver = getattr(pdbo.solvers, named["solver"])(**named.get("options", {}))
+    options = named.get("options", {})
+    if options.pop("outer", "sgd") == "adam":
+        import optax
+
+        options["outer"] = optax.adam(options["outer_step"])
+    solver = getattr(pdbo.solvers, named["solver"])(**options)
     batched = named.get("batched", False)
 
     @jax.jit

@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from . import hosts as hosts
     from . import linear as linear
     from . import orbax as orbax
+    from . import presets as presets
     from . import problems as problems
     from . import results as results
     from . import schedules as schedules
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .solvers import AIDConjugateGradient as AIDConjugateGradient
     from .solvers import AIDFixedPoint as AIDFixedPoint
     from .solvers import AutoPDBO as AutoPDBO
+    from .solvers import BatchPDBO as BatchPDBO
     from .solvers import BigSAM as BigSAM
     from .solvers import Calls as Calls
     from .solvers import Implicit as Implicit
@@ -95,8 +97,8 @@ _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "results": "BestOf Certificate Comparison Solution State",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Set",
-    "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BigSAM Calls "
-    "Implicit Point Solver",
+    "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "
+    "Calls Implicit Point Solver",
 }
 _HOMES = {
     name: module
@@ -105,8 +107,8 @@ _HOMES = {
     for name in listed.split()
 }
 _SUBMODULES = (
-    "data", "errors", "hosts", "linear", "orbax", "problems", "results", "schedules", "sets",
-    "sklearn", "solvers",
+    "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results", "schedules",
+    "sets", "sklearn", "solvers",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

@@ -136,6 +136,25 @@ class Stream(eqx.Module):
             return (self.examples if self.source is None else self._take(every, every)), onward
         return self._take(self.indices(cursor), self.indices(onward)), onward
 
+    @property
+    def blocks(self) -> int:
+        """How many fixed batches there are."""
+        return self.length // self.size
+
+    def block(self, cursor: Cursor) -> Int[Array, ""]:
+        """The number of the next fixed batch; an epoch has all of them, in its own order."""
+        place = cursor.offset // self.size
+        return shuffled(cursor.words, cursor.epoch, place, 1, self.blocks)[0]
+
+    def draw_block(self, cursor: Cursor) -> tuple[PyTree, Int[Array, ""], Cursor]:
+        """The next fixed batch and its number."""
+        onward = self._advance(cursor)
+
+        def rows(cursor: Cursor) -> Int[Array, " size"]:
+            return self.size * self.block(cursor) + jnp.arange(self.size, dtype=jnp.int32)
+
+        return self._take(rows(cursor), rows(onward)), self.block(cursor), onward
+
     def indices(self, cursor: Cursor) -> Int[Array, " size"]:
         """The examples of the batch that begins at a cursor; it may reach into the next epoch."""
         return shuffled(cursor.words, cursor.epoch, cursor.offset, self.size, self.length)
@@ -253,6 +272,17 @@ class Batches(DataView):
         """The steps after which g has seen all its examples."""
         return -(-self.inner.length // self.inner.size)
 
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """The fixed batches of f and of g; a ProblemError if the batches' size does not divide."""
+        for name, stream in (("outer", self.outer), ("inner", self.inner)):
+            if stream.length % stream.size:
+                raise ProblemError(
+                    "a solver that remembers every batch needs equal ones: size must divide the "
+                    f"{stream.length} examples of {name}, got {stream.size}."
+                )
+        return self.outer.blocks, self.inner.blocks
+
     def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """f on all its examples."""
         return self.outer.mean(f, x, y)
@@ -260,6 +290,23 @@ class Batches(DataView):
     def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """g on all its examples."""
         return self.inner.mean(g, x, y)
+
+    def parts(self, most: int) -> int:
+        """How many parts the examples of f can be cut into."""
+        return min(most, self.outer.length)
+
+    def parts_of_f(
+        self, f: Callable[..., Array], x: PyTree, y: PyTree, most: int
+    ) -> Float[Array, " parts"]:
+        """f on each of these parts, every part from all over the examples."""
+        count = self.parts(most)
+        size = min(self.outer.length // count, self.outer.chunk)
+
+        def one(k: Int[Array, ""]) -> Float[Array, ""]:
+            rows = k + count * jnp.arange(size, dtype=jnp.int32)
+            return _at(f, x, y, self.outer._take(rows, rows))
+
+        return lax.map(one, jnp.arange(count, dtype=jnp.int32))
 
     def effort(self) -> int:
         """Full passes over the examples of g."""
@@ -298,10 +345,22 @@ class Batches(DataView):
 
 
 class Drawn(DataView):
-    """One batch for each of the two functions."""
+    """One batch for each of the two functions, with their numbers if they are fixed ones."""
 
     outer: PyTree
     inner: PyTree
+    numbers: tuple[Int[Array, ""], Int[Array, ""]] | None = None
+    source: Batches | None = None
+
+    @property
+    def everything(self) -> DataView:
+        """The examples these were drawn from."""
+        return self if self.source is None else self.source
+
+    @property
+    def block(self) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Which of the fixed batches these are."""
+        return super().block if self.numbers is None else self.numbers
 
     def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
         """f on its batch."""

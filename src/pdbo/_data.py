@@ -35,6 +35,31 @@ class DataView(eqx.Module):
         """The sources that fetch examples from outside of memory."""
         return []
 
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """How many fixed batches the examples of f and of g are cut into."""
+        return 1, 1
+
+    @property
+    def block(self) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Which of the fixed batches of f and of g these are."""
+        return jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+
+    @property
+    def everything(self) -> "DataView":
+        """All of the data, of which this may be a batch."""
+        return self
+
+    def parts(self, most: int) -> int:
+        """How many parts the examples of f can be cut into."""
+        return 1
+
+    def parts_of_f(
+        self, f: Callable[..., Array], x: PyTree, y: PyTree, most: int
+    ) -> Float[Array, " parts"]:
+        """The value of the outer function on each of these parts."""
+        return self.value_f(f, x, y)[None]
+
     def effort(self) -> int:
         """The most gradients of g to spend on the inner value of a final certificate."""
         return INNER_EFFORT

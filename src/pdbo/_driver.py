@@ -22,6 +22,7 @@ from ._solution import State, launch
 from ._solver import Solver
 from ._verdict import RUNNING, runaway
 from .exact.oracle import Oracle
+from .solvers._batch_pdbo import BatchPDBO
 from .solvers._streamed import streamed
 from .solvers.auto import AutoPDBO
 
@@ -194,9 +195,10 @@ replay_jit = eqx.filter_jit(replay)
 # The beginning of a run
 
 
-def chosen(solver: Solver | None) -> Solver:
+def chosen(solver: Solver | None, problem: Problem | None = None) -> Solver:
     """The solver given, the automatic one if there is none; a ProblemError if it is not one."""
-    solver = AutoPDBO() if solver is None else solver
+    if solver is None:
+        return BatchPDBO() if problem is not None and problem.view.in_batches else AutoPDBO()
     if not isinstance(solver, Solver):
         raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
     return solver
@@ -210,7 +212,7 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
     if start.state is not None:
         return _carry_on(start.problem, start.state, solver)
     problem = start.problem
-    solver = streamed(problem, chosen(solver))
+    solver = streamed(problem, chosen(solver, problem))
     x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
     problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key
@@ -244,10 +246,27 @@ def launch_on_host(problem: Problem, x: PyTree, y: PyTree, solver: Solver) -> St
     return State(solver, state, np.int32(0), np.float64(1 + size))  # type: ignore
 
 
+def _check_settings(problem: Problem, state: State, solver: Solver) -> None:
+    """Refuse a solver with other settings than the state's, if its own state would look different.
+
+    The settings are those that are no numbers, such as an Optax transformation.
+    """
+    if solver.on_host or jax.tree.structure(solver) == jax.tree.structure(state.solver):
+        return
+    point = state.point
+    fresh = eqx.filter_eval_shape(solver.init, problem, point.x, point.y, jax.random.key(0))
+    if jax.tree.structure(fresh) != jax.tree.structure(state.solver_state):
+        raise ProblemError(
+            f"the state belongs to another {solver.name}: what it keeps differs from what the "
+            "solver given would keep."
+        )
+
+
 def _carry_on(problem: Problem, state: State, solver: Solver | None) -> State:
     solver = streamed(problem, state.solver if solver is None else chosen(solver))
     if solver.name != state.solver.name:
         raise ProblemError(f"the state belongs to {state.solver.name}, not to {solver.name}.")
+    _check_settings(problem, state, solver)
     state = eqx.tree_at(lambda s: s.solver, state, solver)
     state = state if traced(state) else everywhere(problem.mesh, state)
     problem.x_set.check(state.point.x, "x_set")

@@ -42,7 +42,7 @@ def load(
             other than dicts, lists and tuples.
     """
     check_problem(problem)
-    solver = chosen(solver)
+    solver = chosen(solver, problem)
     saved = _saved(path)
     solver = streamed(problem, part_of(solver, saved.header))
     if not _in_double(saved, solver):

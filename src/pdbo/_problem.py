@@ -106,6 +106,10 @@ class Problem(eqx.Module):
         """The value of g."""
         return self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
 
+    def on_all(self) -> "Problem":
+        """The problem on all of its data, if this one has a batch of them."""
+        return eqx.tree_at(lambda p: p.data, self, self.view.everything)
+
     def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
         parts = (with_fresh_constants(self.f), with_fresh_constants(self.g))

@@ -45,6 +45,8 @@ class Solver(eqx.Module):
         family: "automatic", "primal-dual", "hypergradient" or "first-order".
         citation: authors, title and year.
         batch_refusal: why it cannot run on mini-batches, in a few words; empty if it can.
+        fixed_batches: whether the examples of a batch must stay together, because the method
+            remembers something of each batch.
         needs_products: whether it uses Hessian- or Jacobian-vector products.
         prefers_double: whether it runs in double precision on small problems, also in a session
             without 64-bit types.
@@ -54,6 +56,7 @@ class Solver(eqx.Module):
     family: ClassVar[str] = ""
     citation: ClassVar[str] = ""
     batch_refusal: ClassVar[str] = ""
+    fixed_batches: ClassVar[bool] = False
     needs_products: ClassVar[bool] = False
     prefers_double: ClassVar[bool] = False
 

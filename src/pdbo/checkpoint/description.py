@@ -1,6 +1,7 @@
 """Solvers, problems and points in words, to compare a file with the arguments of a call."""
 
 import dataclasses
+import types
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from .format import Saved
 
 Encoded = JsonObject | str | None  # the structure of a point, as JSON
 
+DEEP = 30  # functions in functions: where the description ends, as some call themselves
 SHORT = 8  # entries: a longer array is described by its digest, not by its numbers
 
 
@@ -62,6 +64,8 @@ def _describe(value: Any, name: str, numbers: bool = True) -> dict[str, str]:
         parts = {f"[{key!r}]": part for key, part in value.items()}
     elif isinstance(value, list | tuple):
         parts = {f"[{index}]": part for index, part in enumerate(value)}
+    elif isinstance(value, types.FunctionType):
+        return _function(value, name, numbers)
     elif hasattr(value, "dtype"):
         return {name: _array_text(value, numbers)}
     else:
@@ -70,6 +74,24 @@ def _describe(value: Any, name: str, numbers: bool = True) -> dict[str, str]:
     found = {name: type(value).__name__}
     for key, part in parts.items():
         found |= _describe(part, name + key, numbers)
+    return found
+
+
+def _function(value: types.FunctionType, name: str, numbers: bool) -> dict[str, str]:
+    """A function, such as a part of an Optax transformation: its name, the numbers written in it
+    and whatever it was made with. The code itself is not compared.
+    """
+    written = [repr(c) for c in value.__code__.co_consts if isinstance(c, float)]
+    found = {name: " ".join([value.__qualname__, *written])}
+    free = value.__code__.co_freevars if name.count(".") < DEEP else ()
+    for variable, cell in zip(free, value.__closure__ or (), strict=False):
+        try:
+            part = cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+        if type(part) is int:  # Optax may turn it into a float when it is used
+            part = float(part)
+        found |= _describe(part, f"{name}.{variable}", numbers)
     return found
 
 

@@ -1,21 +1,23 @@
 """The paper's two synthetic problems, its five methods and their settings."""
 
-from .. import ITD, PDBO, AIDFixedPoint, BigSAM, Problem, ProximalPDBO, Solver
+from .. import PDBO, Problem, Solver, presets
+from ..presets._rows import PAPER
 from ..problems import get
 from ._results import Settings
 
+_PDBO, _PROXIMAL = PAPER["PDBO"].settings, PAPER["Proximal-PDBO"].settings
 SETTINGS: Settings = {
-    "primal step": 0.2,
-    "dual step": 0.1,
-    "inner step": 0.5,
-    "inner steps N": 5,
-    "extrapolation": 0.0,
-    "first multiplier": 2.0,
-    "round steps T": 50,
-    "averaging of BigSAM": 0.5,
-    "smoothing (not in the paper)": 1e-4,
-    "slack (not in the paper)": 0.0,
-    "proximal strengths (not in the paper)": 0.02,
+    "primal step": _PDBO["primal_step"],
+    "dual step": _PDBO["dual_step"],
+    "inner step": _PDBO["inner_step"],
+    "inner steps N": _PDBO["inner_steps"],
+    "extrapolation": _PDBO["extrapolation"],
+    "first multiplier": _PDBO["multiplier0"],
+    "round steps T": _PROXIMAL["round_steps"],
+    "averaging of BigSAM": PAPER["BigSAM+ITD"].settings["averaging"],
+    "smoothing (not in the paper)": _PDBO["smoothing"],
+    "slack (not in the paper)": _PDBO["slack"],
+    "proximal strengths (not in the paper)": _PROXIMAL["proximal_f"],
 }
 
 
@@ -31,28 +33,9 @@ def sine() -> Problem:
 
 def pdbo() -> PDBO:
     """PDBO with the paper's settings."""
-    s = SETTINGS
-    return PDBO(
-        s["primal step"],
-        s["dual step"],
-        s["inner step"],
-        s["inner steps N"],
-        s["extrapolation"],
-        s["smoothing (not in the paper)"],
-        s["slack (not in the paper)"],
-        multiplier0=s["first multiplier"],
-    )
+    return PDBO(**_PDBO)
 
 
 def methods() -> dict[str, Solver]:
     """The five methods the paper compares."""
-    s = SETTINGS
-    steps = (s["primal step"], s["inner step"], s["inner steps N"])
-    strength = s["proximal strengths (not in the paper)"]
-    return {
-        "PDBO": pdbo(),
-        "Proximal-PDBO": ProximalPDBO(pdbo(), strength, strength, round_steps=s["round steps T"]),
-        "BigSAM+ITD": BigSAM(*steps, averaging=s["averaging of BigSAM"]),
-        "AID-FP": AIDFixedPoint(*steps, linear_steps=s["inner steps N"]),
-        "ITD-R": ITD(*steps),
-    }
+    return {name: presets.get(f"paper/{name}").solver for name in PAPER}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .. import _catalogue
+from .. import _catalogue, presets
+from ..presets import _rows
+from ..presets._rows import CLEANING
 from ._images import Images, images
 from ._results import Claim, Record, Results, Settings, Track
 from ._views import Curve, Figure, Panel, Table, mean_and_error
@@ -46,53 +48,10 @@ ANCHORS = {"penalty method": (90.1, 91.7), "unrolled": (84.6, 89.6)}
 """Published: test accuracy and F1 of the best iterate, MNIST, linear model, in per cent."""
 
 
-class Method(NamedTuple):
-    """How a method is built from its settings, its inner steps and the oracle calls per step."""
-
-    solver: Callable[..., Solver]
-    inner_steps: int
-    calls: int
-
-
-def methods() -> dict[str, Method]:
-    """The methods by their labels."""
-    from ..solvers import (
-        BOME,
-        BVFIM,
-        F2SA,
-        ITD,
-        MEHA,
-        PDBO,
-        VPBGD,
-        AIDConjugateGradient,
-        AIDFixedPoint,
-        AutoPDBO,
-        BigSAM,
-        ProximalPDBO,
-    )
-
-    def proximal(proximal_f: float, proximal_h: float, **numbers: Any) -> ProximalPDBO:
-        return ProximalPDBO(PDBO(**numbers, smoothing=0.0), proximal_f, proximal_h, round_steps=50)
-
-    return {
-        "PDBO": Method(partial(PDBO, smoothing=0.0), 2, 5),
-        "Proximal-PDBO": Method(proximal, 2, 5),
-        "AutoPDBO": Method(AutoPDBO, 0, 14),
-        "BOME": Method(BOME, 5, 8),
-        "F2SA": Method(F2SA, 2, 9),
-        "VPBGD": Method(VPBGD, 1, 4),
-        "BVFIM": Method(partial(BVFIM, barrier_steps=5), 5, 22),
-        "MEHA": Method(MEHA, 0, 6),
-        "BigSAM+ITD": Method(BigSAM, 5, 31),
-        "AID-FP": Method(partial(AIDFixedPoint, linear_steps=5), 5, 12),
-        "AID-CG": Method(partial(AIDConjugateGradient, linear_steps=5), 5, 12),
-        "ITD-R": Method(ITD, 5, 16),
-    }
-
-
-def settings_file(model: str) -> pathlib.Path:
-    """Where `python -m benchmarks.cleaning` keeps the settings it chose."""
-    return pathlib.Path(__file__).with_name(f"cleaning-{model}.json")
+CALLS_PER_STEP = {  # gradients and products, by method
+    "PDBO": 5, "Proximal-PDBO": 5, "AutoPDBO": 14, "BOME": 8, "F2SA": 9, "VPBGD": 4, "BVFIM": 22,
+    "MEHA": 6, "BigSAM+ITD": 31, "AID-FP": 12, "AID-CG": 12, "ITD-R": 16,
+}  # fmt: skip
 
 
 def size(found: Images, quick: bool) -> int:
@@ -100,15 +59,14 @@ def size(found: Images, quick: bool) -> int:
     return min(1000 if quick else 5000, len(found.labels) // 2)
 
 
-def build(method: Method, numbers: dict[str, float]) -> Solver:
-    """The solver of a method with the settings chosen for it.
+def build(name: str, numbers: dict[str, Any]) -> Solver:
+    """The solver of a method with these settings, beside those that are not tuned.
 
     A method that cannot run on mini-batches uses all images in every step, and takes fewer steps.
     """
     from ..solvers._streamed import Streamed
 
-    steps = {"inner_steps": method.inner_steps} if method.inner_steps else {}
-    solver = method.solver(**steps, **numbers)
+    solver = _rows.solver_of(CLEANING[name].solver, {**CLEANING[name].settings, **numbers})
     return solver if solver.batch_refusal else Streamed(solver)
 
 
@@ -279,9 +237,8 @@ def run(seed: int, quick: bool, track: Track = iter, data: pathlib.Path | None =
     """Every method and plain training, with both models, on every split."""
     found = images(data)
     study = _study(found, seed, quick)
-    chosen = {m: json.loads(settings_file(m).read_text("utf-8")) for m in MODELS}
+    chosen = {m: json.loads(_rows.file_of(m).read_text("utf-8")) for m in MODELS}
     numbers = {m: {n: c["settings"] for n, c in chosen[m]["chosen"].items()} for m in MODELS}
-    known = methods()
     names = QUICK if quick else METHODS
     pairs = {f"{n}, {m}": (m, n) for m in MODELS for n in (*names, *PLAIN)}
     arrays: dict[str, np.ndarray] = {}
@@ -292,8 +249,7 @@ def run(seed: int, quick: bool, track: Track = iter, data: pathlib.Path | None =
         if name in PLAIN:
             points = _plain_points(study, model, name, w0)
         else:
-            chosen_numbers = numbers[model].get(name, {"scale": 1.0})
-            trails, weight = _trails(study, known[name], chosen_numbers, w0)
+            trails, weight = _trails(study, model, name, w0)
             rows = [dict(t.rows) for t in trails]
             points = [(r.pop("x"), r) for r in rows]
             calls[label] = trails[0].calls
@@ -339,19 +295,16 @@ def _plain_points(
     return [(x, train(parts(split)[name], w0)) for split in study.splits]
 
 
-def _trails(
-    study: _Study, method: Method, settings: dict[str, float], w0: Weights
-) -> tuple[list[Trace], float]:
+def _trails(study: _Study, model: str, name: str, w0: Weights) -> tuple[list[Trace], float]:
     """A method's path on every split, and what one of its calls costs in calls on a batch."""
     import jax.numpy as jnp
 
     from ._trace import trace_each
 
-    numbers = dict(settings)
-    scale = numbers.pop("scale")
-    solver = build(method, numbers)
+    preset = presets.get(f"cleaning-{model}/{name}")
+    scale, solver = preset.units["scale"], build(name, preset.settings)
     weight = study.images / SIZE if solver.batch_refusal else 1
-    every = max(int(study.calls / weight / method.calls / ROWS), 1)
+    every = max(int(study.calls / weight / CALLS_PER_STEP[name] / ROWS), 1)
     trails = trace_each(
         [problem(split, scale) for split in study.splits], solver,
         [(jnp.zeros(study.images, jnp.float32), w0)] * len(study.splits),

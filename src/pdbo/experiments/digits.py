@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import presets
+from ..presets._rows import DIGITS
 from ._accuracy import COLUMNS, ahead_in_accuracy
 from ._results import Claim, Record, Results, Settings, Track
 from ._views import Curve, Figure, Panel, Table, mean_and_error
@@ -14,7 +16,7 @@ from ._views import Curve, Figure, Panel, Table, mean_and_error
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-    from .. import Problem, Solver
+    from .. import Problem
     from ..solvers import Point
 
     Weights = dict[str, Array]
@@ -23,15 +25,16 @@ if TYPE_CHECKING:
 METHODS = ("PDBO", "BigSAM+ITD", "AID-FP", "ITD-R")
 PLAIN = "one tuned l2"
 CLASSES = 10
+_PDBO = DIGITS["PDBO"].settings
 SETTINGS: Settings = {
-    "PDBO primal step": 1.0,
-    "PDBO dual step": 0.001,
-    "PDBO first multiplier": 1.0,
-    "outer step of the others": 100.0,
-    "inner step": 1.0,
-    "inner steps N": 5,
-    "smoothing": 1e-8,
-    "averaging of BigSAM": 0.5,
+    "PDBO primal step": _PDBO["primal_step"],
+    "PDBO dual step": _PDBO["dual_step"],
+    "PDBO first multiplier": _PDBO["multiplier0"],
+    "outer step of the others": DIGITS["ITD-R"].settings["outer_step"],
+    "inner step": _PDBO["inner_step"],
+    "inner steps N": _PDBO["inner_steps"],
+    "smoothing": _PDBO["smoothing"],
+    "averaging of BigSAM": DIGITS["BigSAM+ITD"].settings["averaging"],
 }
 NEAR = 0.5  # per cent of accuracy that count as equal: about the standard error over the splits
 
@@ -66,7 +69,8 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
     size = data["train.X"].shape[-1]
     zero = {"weights": jnp.zeros((size, CLASSES)), "offsets": jnp.zeros(CLASSES)}
     worth = _worth(zero, refit_steps)
-    problem, solvers = _problem(data), _solvers()
+    problem = _problem(data)
+    solvers = {name: presets.get(f"digits/{name}").solver for name in METHODS}
     x0 = jnp.zeros((count, size, CLASSES))
     w0 = jax.tree.map(lambda v: jnp.zeros((count, *v.shape)), zero)
     arrays: dict[str, np.ndarray] = {"step": np.arange(0, steps + 1, every)}
@@ -94,27 +98,6 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
         "accelerated gradient steps of 0.5 per refit": refit_steps,
     }
     return Results(settings, arrays, calls, seconds)
-
-
-def _solvers() -> dict[str, Solver]:
-    """The methods with their settings."""
-    from .. import ITD, PDBO, AIDFixedPoint, BigSAM
-
-    s = SETTINGS
-    rival = (s["outer step of the others"], s["inner step"], s["inner steps N"])
-    return {
-        "PDBO": PDBO(
-            s["PDBO primal step"],
-            s["PDBO dual step"],
-            s["inner step"],
-            s["inner steps N"],
-            smoothing=s["smoothing"],
-            multiplier0=s["PDBO first multiplier"],
-        ),
-        "BigSAM+ITD": BigSAM(*rival, averaging=s["averaging of BigSAM"]),
-        "AID-FP": AIDFixedPoint(*rival, linear_steps=s["inner steps N"]),
-        "ITD-R": ITD(*rival),
-    }
 
 
 def _regularised(x: Array, w: Weights, X: Array, y: Array) -> Float[Array, ""]:

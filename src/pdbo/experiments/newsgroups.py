@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import presets
+from ..presets._rows import NEWSGROUPS
 from ._accuracy import COLUMNS, ahead_in_accuracy
 from ._results import Claim, Record, Results, Settings, Track
 from ._views import Curve, Figure, Panel, Table, bars, mean_and_error
@@ -14,7 +16,7 @@ from ._views import Curve, Figure, Panel, Table, bars, mean_and_error
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, PyTree
 
-    from .. import PDBO, Problem, Solver
+    from .. import Problem, Solver
     from ..solvers import Point
     from ._corpus import Corpus, Sparse
     from ._trace import Trace
@@ -25,24 +27,43 @@ PAPER = 79.26  # per cent: PDBO's best test accuracy in the paper
 RIVALS = 76.2  # per cent: the same of AID-FP and ITD-R
 NEAR = 0.5  # per cent of accuracy that count as equal
 TRAIN, BOTH = 79.2, 82.0  # per cent: refitted accuracies of an independent AID-CG, per feature
+_PDBO, _PROXIMAL, _SHORT, _OWN, _PENALTY, _IMPLICIT, _RIVAL = (
+    NEWSGROUPS[row].settings
+    for row in (
+        "PDBO", "Proximal-PDBO", "PDBO with N = 1", "PDBO, per feature", "V-PBGD",
+        "AID-CG, per feature", "BigSAM+ITD",
+    )
+)  # fmt: skip
+
+
+def _units(name: str) -> dict[str, float]:
+    """A unit of the rows per feature that have it, by method."""
+    found = {row.partition(",")[0]: preset.units for row, preset in NEWSGROUPS.items()}
+    return {method: units[name] for method, units in found.items() if name in units}
+
+
 SETTINGS: Settings = {
-    "primal step of PDBO": 100.0,
-    "dual step of PDBO": 0.001,
-    "first multiplier of PDBO": 1.0,
-    "steps of the others, inner and outer": 100.0,
-    "inner steps N": 5,
-    "smoothing": 1e-8,
-    "averaging of BigSAM": 0.5,
-    "proximal strengths": 1e-6,
-    "round steps of Proximal-PDBO": 500,
-    "penalty and primal step of V-PBGD": [1.0, 50.0],
+    "primal step of PDBO": _PDBO["primal_step"],
+    "dual step of PDBO": _PDBO["dual_step"],
+    "first multiplier of PDBO": _PDBO["multiplier0"],
+    "steps of the others, inner and outer": _RIVAL["outer_step"],
+    "inner steps N": _PDBO["inner_steps"],
+    "smoothing": _PDBO["smoothing"],
+    "averaging of BigSAM": _RIVAL["averaging"],
+    "proximal strengths": _PROXIMAL["proximal_f"],
+    "round steps of Proximal-PDBO": _PROXIMAL["round_steps"],
+    "penalty and primal step of V-PBGD": [_PENALTY["penalty"], _PENALTY["primal_step"]],
     "unit of the offsets": 0.1,
-    "N = 1: primal step of PDBO, start of the inner step": [200.0, "y"],
-    "per feature: unit of x": {"PDBO": 10.0},
-    "per feature: speed of level and exponent": {"PDBO": 0.1, "AID-CG": 0.1, "AutoPDBO": 10.0},
-    "per feature, PDBO: primal step, first multiplier": [10.0, 10.0],
-    "per feature, AID-CG: outer step, inner and linear steps": [30.0, 10],
-}
+    "N = 1: primal step of PDBO, start of the inner step": [
+        _SHORT["primal_step"], _SHORT["inner_start"],
+    ],
+    "per feature: unit of x": _units("unit of x"),
+    "per feature: speed of level and exponent": _units("speed of level and exponent"),
+    "per feature, PDBO: primal step, first multiplier": [_OWN["primal_step"], _OWN["multiplier0"]],
+    "per feature, AID-CG: outer step, inner and linear steps": [
+        _IMPLICIT["outer_step"], _IMPLICIT["linear_steps"],
+    ],
+}  # fmt: skip
 """The offsets of the classes are measured in tenths, so that a step of 100 is stable for them as it
 is for the weights. x is bounded so that an inner step of 100 on its regulariser stays stable. Per
 feature, x consists of a level and an exponent of the feature's variance, both shared by all
@@ -95,7 +116,7 @@ def _run(corpus: Corpus, seed: int, quick: bool, track: Track, rows: tuple[str, 
     exponents = (-4.0, -2.0, 0.0) if quick else (-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 2.0)
     refit_steps, shorter = (200, 40) if quick else (1000, 1)
     study = Study(corpus, seed, count, refit_steps)
-    solvers = _solvers()
+    solvers = {name: presets.get(f"newsgroups/{name}").solver for name in METHODS}
     arrays: dict[str, np.ndarray] = {}
     calls, seconds, memory = {}, {}, {}
     for name in track(rows):
@@ -302,58 +323,6 @@ def _log_scale(counts: Sparse) -> Float[Array, "features 1"]:
     scale = np.log(variance, where=there, out=np.zeros_like(variance))
     scale -= np.average(scale, weights=variance)
     return jnp.asarray(np.where(there, scale, 0)[:, None], jnp.float32)
-
-
-def _solvers() -> dict[str, Solver]:
-    """The method of every row."""
-    from .. import (
-        BOME,
-        F2SA,
-        ITD,
-        PDBO,
-        VPBGD,
-        AIDConjugateGradient,
-        AIDFixedPoint,
-        AutoPDBO,
-        BigSAM,
-        ProximalPDBO,
-    )
-
-    s = SETTINGS
-    step, N = s["steps of the others, inner and outer"], s["inner steps N"]
-
-    def pdbo(
-        primal: float, multiplier: float, steps: int = N, start: Literal["warm", "y"] = "warm"
-    ) -> PDBO:
-        return PDBO(
-            primal, s["dual step of PDBO"], step, steps, smoothing=s["smoothing"],
-            multiplier0=multiplier, inner_start=start,
-        )  # fmt: skip
-
-    first = s["first multiplier of PDBO"]
-    longer, start = s["N = 1: primal step of PDBO, start of the inner step"]
-    paper = pdbo(s["primal step of PDBO"], first)
-    strength = s["proximal strengths"]
-    penalty, primal = s["penalty and primal step of V-PBGD"]
-    own = s["per feature, PDBO: primal step, first multiplier"]
-    implicit, linear = s["per feature, AID-CG: outer step, inner and linear steps"]
-    return {
-        "PDBO": paper,
-        "AID-FP": AIDFixedPoint(step, step, N, linear_steps=N),
-        "ITD-R": ITD(step, step, N),
-        "BigSAM+ITD": BigSAM(step, step, N, averaging=s["averaging of BigSAM"]),
-        "Proximal-PDBO": ProximalPDBO(
-            paper, strength, strength, round_steps=s["round steps of Proximal-PDBO"]
-        ),
-        "AutoPDBO": AutoPDBO(),
-        "BOME": BOME(step, step, N),
-        "F2SA": F2SA(step, N),
-        "V-PBGD": VPBGD(penalty, primal, step, N),
-        "PDBO with N = 1": pdbo(longer, first, 1, start),
-        "PDBO, per feature": pdbo(*own),
-        "AID-CG, per feature": AIDConjugateGradient(implicit, step, linear, linear_steps=linear),
-        "AutoPDBO, per feature": AutoPDBO(),
-    }
 
 
 def _growth(

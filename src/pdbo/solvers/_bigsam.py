@@ -10,7 +10,8 @@ from .._checks import number
 from .._problem import Problem
 from .._solver import Calls
 from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
-from ._hypergradient import HypergradientSolver, HypergradientState
+from ._descent import move
+from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
 
 class BigSAM(HypergradientSolver):
@@ -35,7 +36,8 @@ class BigSAM(HypergradientSolver):
         averaging: a, between 0 (which is ITD) and 1.
         warm_start: whether the inner steps start at the last y or always at y0. From y0, f acts
             for N steps only, and y stops short on a line of inner minima.
-        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
+        outer, inner: Optax transformations for the steps in x and in y. That of y is differentiated
+            too: Adam needs an `eps_root` above zero for this.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
     Affine and their products, whose projections are piecewise linear and differentiated as they
@@ -63,22 +65,23 @@ class BigSAM(HypergradientSolver):
     averaging: Array = eqx.field(converter=number, default=0.5)
 
     def hypergradient(
-        self, problem: Problem, x: PyTree, y: PyTree, linear: None
-    ) -> tuple[PyTree, PyTree, None]:
+        self, problem: Problem, x: PyTree, start: Inner, linear: None
+    ) -> tuple[PyTree, Inner, None]:
         """N averaged inner steps, all differentiated."""
 
-        def unrolled(x: PyTree) -> tuple[Array, PyTree]:
-            def one(k: Int[Array, ""], y: PyTree) -> PyTree:
+        def unrolled(x: PyTree) -> tuple[Array, Inner]:
+            def one(k: Int[Array, ""], at: Inner) -> Inner:
+                y, rule = at
                 weight = self.averaging / number(k + 1)
                 f_y, g_y = jax.grad(problem.outer, 1)(x, y), jax.grad(problem.inner, 1)(x, y)
                 slope = trees.axpy(weight, trees.sub(f_y, g_y), g_y)
-                return problem.y_set.project(trees.axpy(-self.inner_step, slope, y))
+                return Inner(*move(self.inner, rule, slope, y, self.inner_step, problem.y_set))
 
-            y_end = lax.fori_loop(0, self.inner_steps, one, y)
-            return problem.outer(x, y_end), y_end
+            end = lax.fori_loop(0, self.inner_steps, one, start)
+            return problem.outer(x, end.y), end
 
-        gradient, y_end = jax.grad(unrolled, has_aux=True)(x)
-        return gradient, y_end, None
+        gradient, end = jax.grad(unrolled, has_aux=True)(x)
+        return gradient, end, None
 
     def calls(self, state: HypergradientState) -> Calls:
         """N + 1 gradients of f, N of g and 4N products per iteration."""

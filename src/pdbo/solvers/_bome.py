@@ -11,20 +11,21 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
-from ._descent import descend, inner_slope
+from .._solver import Calls, Point
+from ._descent import GradientSolver, begin, descend, in_units_of_g, inner_slope, move
 
 
 class BOMEState(eqx.Module):
-    """Iterate and the multiplier of the last step."""
+    """Iterate, multiplier of the last step, states of the transformations of x and of y."""
 
     t: Int[Array, ""]
     x: PyTree
     y: PyTree
     multiplier: Float[Array, ""]
+    rules: tuple[PyTree, PyTree] = (None, None)
 
 
-class BOME(Solver):
+class BOME(GradientSolver):
     r"""Bilevel Optimisation Made Easy: descend f while the inner gap falls at a given rate.
 
     Iteration t takes T projected gradient steps on $g(x_t, \cdot)$ from $y_t$ to $\hat y$. With
@@ -44,6 +45,9 @@ class BOME(Solver):
         rate: $\eta$.
         barrier: what $\phi$ is a multiple of: the "gradient" ($\|\nabla\hat q\|^2$) or the
             "value" ($\hat q$).
+        outer: an Optax transformation for the steps in x.
+        inner: one for the steps in y, of their direction over $\max(1, \lambda_t)$, and in
+            $\hat y$, where it begins again in every iteration.
 
     The multiplier grows like $\|\nabla f\| / \|\nabla\hat q\|$ as the inner problem is solved, to
     the order of $1/\xi$; the iterates settle within $O(\xi)$ of a solution.
@@ -79,7 +83,8 @@ class BOME(Solver):
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> BOMEState:
         """The state before the first step."""
-        return BOMEState(jnp.zeros((), jnp.int32), x, y, jnp.zeros((), trees.dtype(x)))
+        rules = (begin(self.outer, x, "outer"), begin(self.inner, y, "inner"))
+        return BOMEState(jnp.zeros((), jnp.int32), x, y, jnp.zeros((), trees.dtype(x)), rules)
 
     def step(self, problem: Problem, state: BOMEState) -> BOMEState:
         """One iteration."""
@@ -87,7 +92,10 @@ class BOME(Solver):
         step, eta = trees.astype((self.primal_step, self.rate), trees.dtype(x))
 
         slope = inner_slope(problem, x)
-        y_hat = descend(slope, problem.y_set, y, self.inner_step, self.inner_steps)
+        rule = begin(self.inner, y, "inner")
+        y_hat, _ = descend(
+            slope, problem.y_set, y, self.inner_step, self.inner_steps, self.inner, rule
+        )
 
         g, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y)
         g_hat, g_xhat = jax.value_and_grad(problem.inner, 0)(x, y_hat)
@@ -97,9 +105,11 @@ class BOME(Solver):
         square = trees.dot(grad_q, grad_q)
         phi = eta * (square if self.barrier == "gradient" else g - g_hat)
         multiplier = jnp.maximum((phi - trees.dot(grad_f, grad_q)) / (square + 1e-16), 0)
-        x, y = trees.axpy(-step, trees.axpy(multiplier, grad_q, grad_f), (x, y))
-        x, y = problem.x_set.project(x), problem.y_set.project(y)
-        return BOMEState(state.t + 1, x, y, multiplier)
+        d_x, d_y = trees.axpy(multiplier, grad_q, grad_f)
+        x, outer = move(self.outer, state.rules[0], d_x, x, step, problem.x_set)
+        d_y = in_units_of_g(self.inner, multiplier, d_y)
+        y, inner = move(self.inner, state.rules[1], d_y, y, step, problem.y_set)
+        return BOMEState(state.t + 1, x, y, multiplier, (outer, inner))
 
     def output(self, state: BOMEState) -> Point:
         """The last iterate."""

@@ -11,18 +11,19 @@ from jaxtyping import Array, Float, Int, PyTree
 from .. import _trees as trees
 from .._checks import number, whole_number
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
-from ._descent import descend
+from .._solver import Calls, Point
+from ._descent import GradientSolver, begin, descend, move
 
 
 class BVFIMState(eqx.Module):
-    """x, the two inner points and the barrier's multiplier."""
+    """x, the two inner points, the multiplier, states of the transformations of x and of z."""
 
     t: Int[Array, ""]
     x: PyTree
     y: PyTree
     z: PyTree
     multiplier: Float[Array, ""]
+    rules: tuple[PyTree, PyTree] = (None, None)
 
 
 class Trial(NamedTuple):
@@ -35,7 +36,7 @@ class Trial(NamedTuple):
     step: Float[Array, ""]
 
 
-class BVFIM(Solver):
+class BVFIM(GradientSolver):
     r"""Bilevel Value-Function-based Interior-point Method: a log barrier keeps y near-optimal.
 
     Iteration k, with $(\mu_1, \mu_2, \theta, \tau)$ the arguments over $(k + 1)^p$, takes $T_z$
@@ -65,6 +66,8 @@ class BVFIM(Solver):
         outer_smoothing: $\theta$ at the start.
         barrier: $\tau$ at the start.
         decay: p.
+        outer, inner: Optax transformations for the steps in x and in z; those in y, with their
+            rule, stay what they are.
 
     Choose a barrier well above smoothing and slack: $\lambda$ starts near their ratio, and steps on
     y fall to about $1/\lambda$ instead of to $\tau$.
@@ -103,7 +106,8 @@ class BVFIM(Solver):
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> BVFIMState:
         """The state before the first step."""
-        return BVFIMState(jnp.zeros((), jnp.int32), x, y, y, jnp.zeros((), trees.dtype(x)))
+        rules = (begin(self.outer, x, "outer"), begin(self.inner, y, "inner"))
+        return BVFIMState(jnp.zeros((), jnp.int32), x, y, y, jnp.zeros((), trees.dtype(x)), rules)
 
     def step(self, problem: Problem, state: BVFIMState) -> BVFIMState:
         """One iteration."""
@@ -116,7 +120,10 @@ class BVFIM(Solver):
         def slope(v: PyTree) -> PyTree:
             return trees.axpy(mu1, v, jax.grad(problem.inner, 1)(x, v))
 
-        z = descend(slope, problem.y_set, state.z, self.inner_step, self.inner_steps)
+        z, inner = descend(
+            slope, problem.y_set, state.z, self.inner_step, self.inner_steps, self.inner,
+            state.rules[1],
+        )  # fmt: skip
         g_z, g_xz = jax.value_and_grad(problem.inner, 0)(x, z)
         margin = 0.5 * mu1 * trees.dot(z, z) + mu2
 
@@ -146,8 +153,9 @@ class BVFIM(Solver):
 
         f_x = jax.grad(problem.outer, 0)(x, y)
         g_x = trees.sub(jax.grad(problem.inner, 0)(x, y), g_xz)
-        x = problem.x_set.project(trees.axpy(-alpha, trees.axpy(multiplier, g_x, f_x), x))
-        return BVFIMState(state.t + 1, x, y, z, multiplier)
+        d_x = trees.axpy(multiplier, g_x, f_x)
+        x, outer = move(self.outer, state.rules[0], d_x, x, alpha, problem.x_set)
+        return BVFIMState(state.t + 1, x, y, z, multiplier, (outer, inner))
 
     def output(self, state: BVFIMState) -> Point:
         """The last iterate and the multiplier that the barrier stands for."""

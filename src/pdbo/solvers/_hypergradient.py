@@ -12,24 +12,24 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
+from .._solver import Calls, Point
 from ..sets import Product, Set
-from ._descent import descend, inner_slope
+from ._descent import GradientSolver, begin, descend, inner_slope, move
 
 
-class Moments(NamedTuple):
-    """Adam's decaying means of the hypergradients and of their squares."""
+class Inner(NamedTuple):
+    """A point of the inner steps, with the state of their transformation."""
 
-    mean: PyTree
-    square: PyTree
+    y: PyTree
+    rule: PyTree
 
 
 class HypergradientState(eqx.Module):
     """x, the inner solution y found there and the hypergradient computed at the two.
 
     `start` is where every inner solve starts, None if it starts at the last y; `linear` is the
-    last solution of the linear system, None if it is not kept; `moments` are Adam's, None if the
-    outer step is plain.
+    last solution of the linear system, None if it is not kept; `rules` are the states of `outer`
+    and `inner`, None for plain steps.
     """
 
     t: Int[Array, ""]
@@ -38,10 +38,10 @@ class HypergradientState(eqx.Module):
     hypergradient: PyTree
     start: PyTree | None
     linear: PyTree | None
-    moments: Moments | None = None
+    rules: tuple[PyTree, PyTree] = (None, None)
 
 
-class HypergradientSolver(Solver):
+class HypergradientSolver(GradientSolver):
     r"""A method that descends along an estimate $d_t$ of the hypergradient of $f(x, y(x))$.
 
     $$x_t = \Pi_X(x_{t-1} - \beta\, d_{t-1}),\qquad y_t \approx \arg\min_y g(x_t, y),\qquad
@@ -55,8 +55,8 @@ class HypergradientSolver(Solver):
         inner_step: the step of the inner projected gradient.
         inner_steps: N.
         warm_start: whether an inner solve starts at the last y rather than always at y0.
-        adam: whether every entry of x moves by about $\beta$, whatever the size of its derivative,
-            which suits many hyperparameters of unlike effect (Kingma & Ba, Adam, 2015).
+        outer: an Optax transformation of $d_t$ in place of $\beta$.
+        inner: one for the inner steps; if these always start at y0, so does it.
     """
 
     covers: ClassVar[tuple[type[Set], ...]]
@@ -66,34 +66,28 @@ class HypergradientSolver(Solver):
     inner_step: Array = eqx.field(converter=number, default=0.5)
     inner_steps: int = eqx.field(static=True, default=5)
     warm_start: bool = eqx.field(static=True, default=True, kw_only=True)
-    adam: bool = eqx.field(static=True, default=False, kw_only=True)
 
     def __check_init__(self):
         whole_number("inner_steps", self.inner_steps)
 
     @abc.abstractmethod
     def hypergradient(
-        self, problem: Problem, x: PyTree, y: PyTree, linear: PyTree | None
-    ) -> tuple[PyTree, PyTree, PyTree | None]:
-        """The hypergradient at x, the inner solution found from y, and what to keep of a solve."""
+        self, problem: Problem, x: PyTree, start: Inner, linear: PyTree | None
+    ) -> tuple[PyTree, Inner, PyTree | None]:
+        """The hypergradient at x, the inner solution found, and what to keep of a linear solve."""
 
     def linear0(self, y: PyTree) -> PyTree | None:
         """Where the first linear solve starts; None for a method that keeps no such solution."""
         return None
 
-    def inner(self, problem: Problem, x: PyTree, y: PyTree, steps: int) -> PyTree:
-        """Projected gradient steps on g(x, .) from y."""
-        return descend(inner_slope(problem, x), problem.y_set, y, self.inner_step, steps)
+    def follow(self, problem: Problem, x: PyTree, start: Inner, steps: int) -> Inner:
+        """Projected gradient steps on g(x, .)."""
+        slope, (y, rule) = inner_slope(problem, x), start
+        return Inner(*descend(slope, problem.y_set, y, self.inner_step, steps, self.inner, rule))
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> HypergradientState:
         """The state before the first step; raises if the method does not cover the set Y."""
-        for part in _factors(problem.y_set):
-            if not isinstance(part, self.covers):
-                known = ", ".join(kind.__name__ for kind in self.covers)
-                raise ProblemError(
-                    f"y_set has a {type(part).__name__}, which {type(self).__name__} cannot "
-                    f"differentiate through; it takes {known} and products of these."
-                )
+        check_y_set(problem.y_set, self.covers, self.name)
         return HypergradientState(
             t=jnp.zeros((), jnp.int32),
             x=x,
@@ -101,17 +95,21 @@ class HypergradientSolver(Solver):
             hypergradient=trees.zeros_like(x),
             start=None if self.warm_start else y,
             linear=self.linear0(y),
-            moments=Moments(trees.zeros_like(x), trees.zeros_like(x)) if self.adam else None,
+            rules=(begin(self.outer, x, "outer"), begin(self.inner, y, "inner")),
         )
 
     def step(self, problem: Problem, state: HypergradientState) -> HypergradientState:
         """One iteration: outer step, inner steps, hypergradient."""
-        direction, moments = _direction(state)
-        x = trees.axpy(-self.outer_step, direction, state.x)
-        x = problem.x_set.project(x)
-        start = state.y if state.start is None else state.start
-        hypergradient, y, linear = self.hypergradient(problem, x, start, state.linear)
-        return HypergradientState(state.t + 1, x, y, hypergradient, state.start, linear, moments)
+        d, (outer, inner) = state.hypergradient, state.rules
+        x, moved = move(self.outer, outer, d, state.x, self.outer_step, problem.x_set)
+        if self.outer is not None:  # it sees no hypergradient before there is one
+            x, moved = trees.where(state.t == 0, (state.x, outer), (x, moved))
+        start = Inner(state.y, inner)
+        if state.start is not None:
+            start = Inner(state.start, begin(self.inner, state.start, "inner"))
+        d, end, linear = self.hypergradient(problem, x, start, state.linear)
+        rules = (moved, end.rule)
+        return HypergradientState(state.t + 1, x, end.y, d, state.start, linear, rules)
 
     def output(self, state: HypergradientState) -> Point:
         """x and the inner solution at which its hypergradient was computed."""
@@ -122,20 +120,15 @@ class HypergradientSolver(Solver):
         """The oracle calls made since `init`."""
 
 
-def _direction(state: HypergradientState) -> tuple[PyTree, Moments | None]:
-    """The hypergradient, or Adam's direction from it and the earlier ones."""
-    d, moments = state.hypergradient, state.moments
-    if moments is None:
-        return d, None
-    mean = trees.axpy(0.1, trees.sub(d, moments.mean), moments.mean)
-    square = jax.tree.map(lambda s, g: s + 0.001 * (g**2 - s), moments.square, d)
-    seen = jnp.maximum(state.t, 1).astype(trees.dtype(d))  # hypergradients so far
-
-    def scaled(m: Array, s: Array) -> Array:
-        size = jnp.sqrt(s / (1 - 0.999**seen))
-        return m / (1 - 0.9**seen) / (size + 1e-8)
-
-    return jax.tree.map(scaled, mean, square), Moments(mean, square)
+def check_y_set(y_set: Set, covers: tuple[type[Set], ...], name: str) -> None:
+    """Raise a ProblemError if a method does not cover the set of y."""
+    for part in _factors(y_set):
+        if not isinstance(part, covers):
+            known = ", ".join(kind.__name__ for kind in covers)
+            raise ProblemError(
+                f"y_set has a {type(part).__name__}, which {name} cannot "
+                f"differentiate through; it takes {known} and products of these."
+            )
 
 
 def _factors(constraint: Set) -> list[Set]:

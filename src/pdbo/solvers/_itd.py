@@ -9,7 +9,7 @@ from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls
 from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
-from ._hypergradient import HypergradientSolver, HypergradientState
+from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
 
 class ITD(HypergradientSolver):
@@ -32,7 +32,8 @@ class ITD(HypergradientSolver):
         truncate: K, how many of the last inner steps are differentiated; None is all of them.
         warm_start: whether the inner steps start at the last y (the default, as in the authors'
             later code) or always at y0.
-        adam: whether the outer step is Adam's, of about `outer_step` in every entry of x.
+        outer, inner: Optax transformations for the steps in x and in y. That of y is differentiated
+            too: Adam needs an `eps_root` above zero for this.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
     Affine and their products, whose projections are piecewise linear and differentiated as they
@@ -71,18 +72,18 @@ class ITD(HypergradientSolver):
         return self.inner_steps if self.truncate is None else self.truncate
 
     def hypergradient(
-        self, problem: Problem, x: PyTree, y: PyTree, linear: None
-    ) -> tuple[PyTree, PyTree, None]:
+        self, problem: Problem, x: PyTree, start: Inner, linear: None
+    ) -> tuple[PyTree, Inner, None]:
         """N inner steps, the last K of them differentiated."""
         last = self._differentiated
-        y = self.inner(problem, x, y, self.inner_steps - last)
+        start = self.follow(problem, x, start, self.inner_steps - last)
 
-        def unrolled(x: PyTree) -> tuple[Array, PyTree]:
-            y_end = self.inner(problem, x, y, last)
-            return problem.outer(x, y_end), y_end
+        def unrolled(x: PyTree) -> tuple[Array, Inner]:
+            end = self.follow(problem, x, start, last)
+            return problem.outer(x, end.y), end
 
-        gradient, y_end = jax.grad(unrolled, has_aux=True)(x)
-        return gradient, y_end, None
+        gradient, end = jax.grad(unrolled, has_aux=True)(x)
+        return gradient, end, None
 
     def calls(self, state: HypergradientState) -> Calls:
         """One gradient of f, N of g and 2K products per iteration."""

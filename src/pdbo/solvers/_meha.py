@@ -8,19 +8,21 @@ from jaxtyping import Array, Int, PyTree
 from .. import _trees as trees
 from .._checks import number
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
+from .._solver import Calls, Point
+from ._descent import GradientSolver, begin, move
 
 
 class MEHAState(eqx.Module):
-    """Iterate and the estimate of the proximal point of y."""
+    """Iterate, proximal point of y, states of the transformations of the three."""
 
     t: Int[Array, ""]
     x: PyTree
     y: PyTree
     theta: PyTree
+    rules: tuple[PyTree, PyTree, PyTree] = (None, None, None)
 
 
-class MEHA(Solver):
+class MEHA(GradientSolver):
     r"""Moreau Envelope based Hessian-free Algorithm: one proximal, x and y step per iteration.
 
     On the penalty $f(x, y)/c_k + g(x, y) - v_\gamma(x, y)$ of the Moreau envelope
@@ -43,6 +45,7 @@ class MEHA(Solver):
         proximal: $\gamma$; less than half the inverse of the weak convexity of g in y.
         penalty0: $c_0$.
         growth: p, in [0, 1/2).
+        outer, inner: Optax transformations for the steps in x, and in y and $\theta$.
 
     It returns no multiplier: the penalty $c_k$ weighs the gap to the Moreau envelope, whose
     gradient in y differs from that of the gap to the value function.
@@ -73,7 +76,9 @@ class MEHA(Solver):
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> MEHAState:
         """The state before the first step."""
-        return MEHAState(jnp.zeros((), jnp.int32), x, y, y)
+        inner = begin(self.inner, y, "inner")
+        rules = (begin(self.outer, x, "outer"), inner, inner)
+        return MEHAState(jnp.zeros((), jnp.int32), x, y, y, rules)
 
     def step(self, problem: Problem, state: MEHAState) -> MEHAState:
         """One iteration."""
@@ -83,18 +88,19 @@ class MEHA(Solver):
         gamma, c0, p = trees.astype((self.proximal, self.penalty0, self.growth), dtype)
         weight = 1 / (c0 * (state.t + 1).astype(dtype) ** p)
 
+        outer, inner, proximal = state.rules
         pull = trees.scale(1 / gamma, trees.sub(theta, y))
         slope = trees.add(jax.grad(problem.inner, 1)(x, theta), pull)
-        theta = problem.y_set.project(trees.axpy(-eta, slope, theta))
+        theta, proximal = move(self.inner, proximal, slope, theta, eta, problem.y_set)
 
         g_x = trees.sub(jax.grad(problem.inner, 0)(x, y), jax.grad(problem.inner, 0)(x, theta))
         d_x = trees.axpy(weight, jax.grad(problem.outer, 0)(x, y), g_x)
-        x = problem.x_set.project(trees.axpy(-alpha, d_x, x))
+        x, outer = move(self.outer, outer, d_x, x, alpha, problem.x_set)
 
         g_y = trees.axpy(1 / gamma, trees.sub(theta, y), jax.grad(problem.inner, 1)(x, y))
         d_y = trees.axpy(weight, jax.grad(problem.outer, 1)(x, y), g_y)
-        y = problem.y_set.project(trees.axpy(-beta, d_y, y))
-        return MEHAState(state.t + 1, x, y, theta)
+        y, inner = move(self.inner, inner, d_y, y, beta, problem.y_set)
+        return MEHAState(state.t + 1, x, y, theta, (outer, inner, proximal))
 
     def output(self, state: MEHAState) -> Point:
         """The last iterate."""

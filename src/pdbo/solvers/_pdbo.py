@@ -13,9 +13,17 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
+from .._solver import Calls, Point
 from ..schedules import Schedule, Theory, constant
-from ._descent import descend, inner_slope
+from ._descent import (
+    GradientSolver,
+    Transformation,
+    begin,
+    descend,
+    in_units_of_g,
+    inner_slope,
+    move,
+)
 
 
 class Average(NamedTuple):
@@ -26,7 +34,10 @@ class Average(NamedTuple):
 
 
 class PDBOState(eqx.Module):
-    """Iterate, inner estimate, multiplier, last constraint value and, if kept, the average."""
+    """Iterate, inner estimate, multiplier, last constraint value and, if kept, the average.
+
+    `rules` are the states of the transformations of x, y and the inner estimate.
+    """
 
     t: Int[Array, ""]
     x: PyTree
@@ -35,6 +46,7 @@ class PDBOState(eqx.Module):
     multiplier: Float[Array, ""]
     h: Float[Array, ""]
     average: Average | None
+    rules: tuple[PyTree, PyTree, PyTree] = (None, None, None)
 
     @property
     def z(self) -> tuple[PyTree, PyTree]:
@@ -42,7 +54,7 @@ class PDBOState(eqx.Module):
         return (self.x, self.y) if self.average is None else self.average.z
 
 
-class PDBO(Solver):
+class PDBO(GradientSolver):
     r"""Primal-Dual Bilevel Optimiser: first-order, x and y moved together as $z = (x, y)$.
 
     On $\min f(z)$ s.t. $\tilde h(z) = g(z) - \tilde g^*(x) - \delta \le 0$, where
@@ -73,6 +85,9 @@ class PDBO(Solver):
             iteration).
         average: whether the output is the weighted average; None leaves it to the schedule (the
             theory's output is the average, that of constant steps the last iterate).
+        outer: an Optax transformation for the steps in x, in place of the primal step.
+        inner: one for the steps in y, of their direction over $\max(1, \lambda_{t+1})$, and in
+            $\hat y$. Where `inner_start` is not "warm", it begins again with every inner start.
 
     Reference: Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with
     Multiple Inner Minima (2022), Algorithm 1.
@@ -114,6 +129,8 @@ class PDBO(Solver):
         *,
         inner_start: Literal["warm", "y"] | PyTree = "warm",
         average: bool | None = None,
+        outer: Transformation | None = None,
+        inner: Transformation | None = None,
     ):
         if schedule is None:
             schedule = constant(primal_step, dual_step, extrapolation)
@@ -146,6 +163,7 @@ class PDBO(Solver):
         self.inner_start = inner_start if named else "fixed"
         self.inner_point = None if named else jax.tree.map(number, inner_start)
         self.average = isinstance(schedule, Theory) if average is None else average
+        self.outer, self.inner = outer, inner
 
     @classmethod
     def from_theory(
@@ -174,7 +192,7 @@ class PDBO(Solver):
 
     def start(self, x: PyTree, y: PyTree, average: bool) -> PDBOState:
         """The state at iteration 0 from (x, y), with or without a running average."""
-        dtype = trees.dtype(x)
+        dtype, inner = trees.dtype(x), begin(self.inner, y, "inner")
         return PDBOState(
             t=jnp.zeros((), jnp.int32),
             x=x,
@@ -183,6 +201,7 @@ class PDBO(Solver):
             multiplier=jnp.asarray(self.multiplier0, dtype),
             h=jnp.zeros((), dtype),
             average=Average((x, y), jnp.zeros((), dtype)) if average else None,
+            rules=(begin(self.outer, x, "outer"), inner, inner),
         )
 
     def step(self, problem: Problem, state: PDBOState) -> PDBOState:
@@ -199,7 +218,7 @@ class PDBO(Solver):
         alpha, delta, bound = trees.astype((self.smoothing, self.slack, self.dual_bound), dtype)
 
         g, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y)
-        y_hat = self._inner(problem, state, g_y)
+        y_hat, hat = self._inner(problem, state, g_y)
         g_hat, g_xhat = jax.value_and_grad(problem.inner, 0)(x, y_hat)
         h = g - g_hat - 0.5 * alpha * trees.dot(y_hat, y_hat) - delta
         grad_h = (trees.sub(g_x, g_xhat), g_y)
@@ -210,18 +229,23 @@ class PDBO(Solver):
         h_before = jnp.where(state.t == 0, h, state.h)  # z_{-1} = z_0
         ascent = h + steps.extrapolation * (h - h_before)
         multiplier = jnp.clip(state.multiplier + steps.dual * ascent, 0, bound)
-        gradient = trees.axpy(multiplier, grad_h, grad_f)
-        x_new, y_new = trees.axpy(-steps.primal, gradient, (x, y))
-        x_new, y_new = problem.x_set.project(x_new), problem.y_set.project(y_new)
+        d_x, d_y = trees.axpy(multiplier, grad_h, grad_f)
+        d_y = in_units_of_g(self.inner, multiplier, d_y)
+        outer, inner, _ = state.rules
+        x_new, outer = move(self.outer, outer, d_x, x, steps.primal, problem.x_set)
+        y_new, inner = move(self.inner, inner, d_y, y, steps.primal, problem.y_set)
 
         average = state.average
         if average is not None:
             total = average.total + steps.weight
             toward = trees.sub((x_new, y_new), average.z)
             average = Average(trees.axpy(steps.weight / total, toward, average.z), total)
-        return PDBOState(state.t + 1, x_new, y_new, y_hat, multiplier, h, average)
+        rules = (outer, inner, hat)
+        return PDBOState(state.t + 1, x_new, y_new, y_hat, multiplier, h, average, rules)
 
-    def _inner(self, problem: Problem, state: PDBOState, slope_at_y: PyTree) -> PyTree:
+    def _inner(
+        self, problem: Problem, state: PDBOState, slope_at_y: PyTree
+    ) -> tuple[PyTree, PyTree]:
         """N projected gradient steps on g(x, .) + smoothing/2 |.|^2."""
         dtype = trees.dtype(state.y)
         step, alpha = trees.astype((self.inner_step, self.smoothing), dtype)
@@ -229,13 +253,17 @@ class PDBO(Solver):
         def smoothed(slope: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
             return lambda y: trees.axpy(alpha, y, slope(y))
 
-        start, steps = state.y_hat, self.inner_steps
+        start, steps, y_set, rule = state.y_hat, self.inner_steps, problem.y_set, state.rules[2]
+        if self.inner_start != "warm":
+            rule = begin(self.inner, start, "inner")
         if self.inner_start == "fixed":
             start = trees.astype(self.inner_point, dtype)
         elif self.inner_start == "y":  # the slope there is known
-            start = descend(smoothed(lambda _: slope_at_y), problem.y_set, state.y, step, 1)
+            known = smoothed(lambda _: slope_at_y)
+            start, rule = descend(known, y_set, state.y, step, 1, self.inner, rule)
             steps = steps - 1
-        return descend(smoothed(inner_slope(problem, state.x)), problem.y_set, start, step, steps)
+        slope = smoothed(inner_slope(problem, state.x))
+        return descend(slope, y_set, start, step, steps, self.inner, rule)
 
     def output(self, state: PDBOState) -> Point:
         """The weighted average if it is kept, else the last iterate."""

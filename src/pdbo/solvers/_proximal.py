@@ -44,7 +44,7 @@ class ProximalPDBO(Solver):
     the round.
 
     Arguments:
-        inner: the PDBO run inside each round.
+        inner: the PDBO run inside each round; its Optax transformations go on from round to round.
         proximal_f: $\rho_f$; its default is the theory's if the inner PDBO is made from one.
         proximal_h: $\rho$; with the same default.
         rounds: K, the most rounds a run takes; None leaves it to the step budget.
@@ -163,7 +163,8 @@ class ProximalPDBO(Solver):
         center = self.inner.output(inner)
         x, y = center.x, center.y
         start = self.inner.start(x, y, average=True)
-        start = eqx.tree_at(lambda s: s.y_hat, start, inner.y_hat)
+        kept = (inner.y_hat, inner.rules)  # they go on from round to round
+        start = eqx.tree_at(lambda s: (s.y_hat, s.rules), start, kept)
         round_ = state.round + 1
         take, score = jnp.array(True), state.score
         if self.choose == "best":

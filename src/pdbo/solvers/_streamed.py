@@ -51,9 +51,16 @@ class Streamed(Solver):
 
     def step(self, problem: Problem, state: StreamedState) -> StreamedState:
         """The solver's step on the next two batches."""
-        outer, outer_cursor = problem.data.outer.draw(state.outer)
-        inner, inner_cursor = problem.data.inner.draw(state.inner)
-        seen = eqx.tree_at(lambda p: p.data, problem, Drawn(outer, inner))
+        data = problem.data
+        if self.solver.fixed_batches:
+            outer, block_f, outer_cursor = data.outer.draw_block(state.outer)
+            inner, block_g, inner_cursor = data.inner.draw_block(state.inner)
+            drawn = Drawn(outer, inner, (block_f, block_g), data)
+        else:
+            outer, outer_cursor = data.outer.draw(state.outer)
+            inner, inner_cursor = data.inner.draw(state.inner)
+            drawn = Drawn(outer, inner, None, data)
+        seen = eqx.tree_at(lambda p: p.data, problem, drawn)
         return StreamedState(self.solver.step(seen, state.solver), outer_cursor, inner_cursor)
 
     def output(self, state: StreamedState) -> Point:

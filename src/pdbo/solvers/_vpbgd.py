@@ -8,20 +8,21 @@ from jaxtyping import Array, Int, PyTree
 from .. import _trees as trees
 from .._checks import number, whole_number
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
-from ._descent import descend, inner_slope
+from .._solver import Calls, Point
+from ._descent import GradientSolver, begin, descend, in_units_of_g, inner_slope, move
 
 
 class VPBGDState(eqx.Module):
-    """Iterate and the inner estimate."""
+    """Iterate, inner estimate, states of the transformations of the three."""
 
     t: Int[Array, ""]
     x: PyTree
     y: PyTree
     y_hat: PyTree
+    rules: tuple[PyTree, PyTree, PyTree] = (None, None, None)
 
 
-class VPBGD(Solver):
+class VPBGD(GradientSolver):
     r"""Value-function Penalty-Based Gradient Descent: x and y moved together, at a fixed penalty.
 
     Iteration k takes T projected gradient steps on $g(x_k, \cdot)$ from the last $\hat y$ to the
@@ -37,6 +38,9 @@ class VPBGD(Solver):
         primal_step: $\alpha$.
         inner_step: the step of the inner projected gradient.
         inner_steps: T.
+        outer: an Optax transformation for the steps in x.
+        inner: one for the steps in $\hat y$ and in y, there of their direction over
+            $\max(1, \gamma)$.
 
     The multiplier returned is $\gamma$. It balances the gradients at the minimiser of the penalty
     function, but that point is infeasible by about $\|\nabla_y f\|^2 / \gamma^2$.
@@ -64,7 +68,9 @@ class VPBGD(Solver):
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> VPBGDState:
         """The state before the first step."""
-        return VPBGDState(jnp.zeros((), jnp.int32), x, y, y)
+        inner = begin(self.inner, y, "inner")
+        rules = (begin(self.outer, x, "outer"), inner, inner)
+        return VPBGDState(jnp.zeros((), jnp.int32), x, y, y, rules)
 
     def step(self, problem: Problem, state: VPBGDState) -> VPBGDState:
         """One iteration."""
@@ -72,14 +78,18 @@ class VPBGD(Solver):
         gamma, alpha = trees.astype((self.penalty, self.primal_step), trees.dtype(x))
 
         slope = inner_slope(problem, x)
-        y_hat = descend(slope, problem.y_set, state.y_hat, self.inner_step, self.inner_steps)
+        outer, inner, hat = state.rules
+        step, T = self.inner_step, self.inner_steps
+        y_hat, hat = descend(slope, problem.y_set, state.y_hat, step, T, self.inner, hat)
         g_x, g_y = jax.grad(problem.inner, (0, 1))(x, y)
         g_xhat = jax.grad(problem.inner, 0)(x, y_hat)
         grad_f = jax.grad(problem.outer, (0, 1))(x, y)
         gradient = trees.axpy(gamma, (trees.sub(g_x, g_xhat), g_y), grad_f)
-        x, y = trees.axpy(-alpha / jnp.maximum(gamma, 1), gradient, (x, y))
-        x, y = problem.x_set.project(x), problem.y_set.project(y)
-        return VPBGDState(state.t + 1, x, y, y_hat)
+        d_x, d_y = gradient[0], in_units_of_g(self.inner, gamma, gradient[1])
+        size = alpha / jnp.maximum(gamma, 1)
+        x, outer = move(self.outer, outer, d_x, x, size, problem.x_set)
+        y, inner = move(self.inner, inner, d_y, y, size, problem.y_set)
+        return VPBGDState(state.t + 1, x, y, y_hat, (outer, inner, hat))
 
     def output(self, state: VPBGDState) -> Point:
         """The last iterate."""

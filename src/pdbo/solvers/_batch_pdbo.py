@@ -1,0 +1,323 @@
+"""The default on mini-batches: a penalty method whose every step is in measured units."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .. import _trees as trees
+from .._errors import ProblemError
+from .._problem import Problem
+from .._solver import Calls, Point, Solver
+
+RATES = 12  # rates of y that are tried, from 4^-9 in factors of 4
+TRIAL = 40  # steps of each
+ROUND = 300  # steps of a round; longer ones learn noise in the data by heart
+PARTS = 16  # of f's examples, over which an improvement is judged
+SURE = 2.0  # standard errors that make a difference count
+MEAN, SQUARE = 0.9, 0.99  # what is kept of the averages of gradients and of their squares
+REST = 0.8  # the share of a round in which x moves, so that the inner estimate catches up
+WEIGHT, MOST = 0.1, 100.0  # the multiplier at first and at most, in units of |f_y| / |g_y|
+REACH = 0.05  # the step of x at first, in units of its own
+MEASURED = 8  # steps over which the unit of the multiplier is measured
+PATIENCE = 6  # rounds without improvement that end a run
+_TINY = 1e-30
+
+
+class Walk(NamedTuple):
+    """x, y and the inner estimate, averages of gradients and squares, and how many were seen."""
+
+    x: PyTree
+    y: PyTree
+    y_hat: PyTree
+    mean_x: PyTree
+    mean_y: PyTree
+    mean_hat: PyTree
+    square_x: Float[Array, ""]
+    square_y: PyTree
+    square_hat: PyTree
+    seen: Float[Array, ""]
+
+    @classmethod
+    def begin(cls, x: PyTree, y: PyTree) -> "Walk":
+        """At a point, without any gradients yet."""
+        none, zero = trees.zeros_like(y), jnp.zeros((), trees.dtype(x))
+        return cls(x, y, y, trees.zeros_like(x), none, none, zero, none, none, zero)
+
+
+class Units(NamedTuple):
+    """The rate of y, the unit of x, and the sums of squares whose ratio is the multiplier's."""
+
+    rate: Float[Array, ""]
+    x: Float[Array, ""]
+    f_y: Float[Array, ""]
+    g_y: Float[Array, ""]
+
+
+class BatchPDBOState(eqx.Module):
+    """Where the run stands, the best round so far, and what has been measured.
+
+    `round` is negative while rates are tried, `k` counts the steps of a trial or of a round.
+    """
+
+    t: Int[Array, ""]
+    round: Int[Array, ""]
+    k: Int[Array, ""]
+    idle: Int[Array, ""]
+    at: Walk
+    best: Walk
+    values: Float[Array, " parts"]
+    tried: Float[Array, ""]
+    units: Units
+    weight: Float[Array, ""]
+    reach: Float[Array, ""]
+
+
+class BatchPDBO(Solver):
+    r"""A primal-dual penalty method without settings, for mini-batches.
+
+    It measures three units first, then moves x, y and an inner estimate $\hat y$ in rounds:
+
+    1. **The rate r of y.** Adam trains y on g, a few steps for each of twelve rates; the lowest g
+       on all examples wins, and the run starts there.
+    2. **The unit u of x**, the change that matters to $g_y$: the smaller of
+       $|g_y| / |g_{xy}d|$ and $|g_{xy}d| / |g_{xxy}dd|$ for a random sign vector d. Write x so
+       that all its entries have about the same unit.
+    3. **The unit $\rho = |f_y| / |g_y|$ of the multiplier** $\lambda = w\rho$.
+
+    A step takes one batch of f and one of g. y follows $g_y(x, y) + f_y(x, y)/\lambda$ and
+    $\hat y$ follows $g_y(x, \hat y)$ by Adam with one preconditioner for both, so that they
+    differ by what f says only; x follows an average of
+    $f_x + \lambda(g_x(x, y) - g_x(x, \hat y))$ over its root mean square so far. In a round the
+    rates fall to zero, that of x somewhat earlier.
+
+    A round is judged by f at $(x, \hat y)$ on all examples, in parts. Worse for sure: it is
+    undone, and x moves in smaller steps. Neither: the multiplier grows tenfold. So it stays low
+    while that helps, and y keeps learning from f's examples. The best round is returned; a run ends
+    when six rounds in a row have brought nothing.
+
+    It holds about a dozen copies of y. It is a heuristic: the certificate says how good a point is.
+
+    Reference: this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel
+    Optimization with Multiple Inner Minima (2022) for the constraint on the inner gap, and Kingma
+    & Ba, Adam: A Method for Stochastic Optimization (2015) for the steps.
+    """
+
+    label = "BatchPDBO"
+    family = "automatic"
+    citation = (
+        "this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel "
+        "Optimization with Multiple Inner Minima, 2022"
+    )
+    needs_products = True
+
+    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> BatchPDBOState:
+        """The state before the first step; raises if the data are not in batches."""
+        if not problem.view.in_batches:
+            raise ProblemError("BatchPDBO needs mini-batches: give the data as pdbo.Batches(...).")
+        zero, dtype = jnp.zeros((), jnp.int32), trees.dtype(x)
+        walk, one = Walk.begin(x, y), jnp.ones((), dtype)
+        return BatchPDBOState(
+            t=zero,
+            round=zero - RATES,
+            k=zero,
+            idle=zero,
+            at=walk,
+            best=walk,
+            values=jnp.zeros(problem.view.parts(PARTS), dtype),
+            tried=jnp.asarray(jnp.finfo(dtype).max, dtype),
+            units=Units(one, one, 0 * one, 0 * one),
+            weight=WEIGHT * one,
+            reach=REACH * one,
+        )
+
+    def step(self, problem: Problem, state: BatchPDBOState) -> BatchPDBOState:
+        """One gradient of a trial, or one step of a round."""
+        trial, walk = (lambda s: self._trial(problem, s)), (lambda s: self._walk(problem, s))
+        return lax.cond(state.round < 0, trial, walk, state)
+
+    def _trial(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
+        """A step of Adam on g with the rate that is tried."""
+        at, rate = s.at, _rate(s)
+        count = at.seen + 1
+        slope = jax.grad(problem.inner, 1)(at.x, at.y)
+        mean, square = _kept(MEAN, at.mean_y, slope), _kept(SQUARE, at.square_y, _squares(slope))
+        y = problem.y_set.project(_adam(at.y, rate, mean, square, count))
+        new = at._replace(y=y, mean_y=mean, square_y=square, seen=count)
+        s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
+        return lax.cond(s.k == TRIAL, lambda s: self._tried(problem, s), lambda s: s, s)
+
+    def _tried(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
+        """The end of a trial; after the last one the unit of x is measured and rounds begin."""
+        value = problem.on_all().inner(s.at.x, s.at.y)
+        lower = value < s.tried  # false for NaN
+        tried = jnp.where(lower, value, s.tried)
+        rate = jnp.where(lower, _rate(s), s.units.rate)
+        y = trees.where(lower, s.at.y, s.best.y_hat)  # the best so far
+        best = s.best._replace(y_hat=y)
+        at = Walk.begin(s.at.x, trees.where(s.round == -1, y, s.best.y))
+        unit = lax.cond(
+            s.round == -1, lambda: _unit_of_x(problem, at.x, y), lambda: jnp.ones_like(rate)
+        )
+        units = s.units._replace(rate=rate, x=unit)
+        return _with(s, at=at, best=best, tried=tried, units=units, round=s.round + 1, k=0 * s.k)
+
+    def _walk(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
+        """A step of a round; in the first one, half as long, x rests."""
+        at, units = s.at, s.units
+        (g_xh, g_h), (g_x, g_y) = (
+            jax.grad(problem.inner, (0, 1))(at.x, y) for y in (at.y_hat, at.y)
+        )
+        f_x, f_y = jax.grad(problem.outer, (0, 1))(at.x, at.y)
+        early = (s.round == 0) & (s.k < MEASURED)
+        units = units._replace(
+            f_y=units.f_y + jnp.where(early, trees.dot(f_y, f_y), 0),
+            g_y=units.g_y + jnp.where(early, trees.dot(g_y, g_y), 0),
+        )
+        s = _with(s, units=units)
+        multiplier = _multiplier(s)
+        d_x = trees.axpy(multiplier, trees.sub(g_x, g_xh), f_x)
+        d_y = trees.axpy(1 / multiplier, f_y, g_y)
+
+        length = jnp.where(s.round == 0, ROUND // 2, ROUND)
+        share = (s.k + 1).astype(multiplier.dtype) / length
+        new = self._moved(problem, s, (d_x, d_y, g_h), share)
+        sound = trees.finite(new)
+        s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
+        judged = lambda s: self._judge(problem, s, sound)  # noqa: E731
+        return lax.cond((s.k >= length) | ~sound, judged, lambda s: s, s)
+
+    def _moved(
+        self, problem: Problem, s: BatchPDBOState, slopes: tuple, share: Float[Array, ""]
+    ) -> Walk:
+        """The point after a step along these slopes, when this share of the round is over."""
+        at, (d_x, d_y, g_h), count = s.at, slopes, s.at.seen + 1
+        mean_x, mean_y, mean_hat = (
+            _kept(MEAN, m, d)
+            for m, d in zip((at.mean_x, at.mean_y, at.mean_hat), slopes, strict=True)
+        )
+        square_y, square_hat = (
+            _kept(SQUARE, v, _squares(d)) for v, d in ((at.square_y, d_y), (at.square_hat, g_h))
+        )
+        size = sum(leaf.size for leaf in jax.tree.leaves(d_x))
+        square_x = at.square_x + trees.dot(d_x, d_x) / size
+
+        rate = s.units.rate * (1 - share)
+        both = jax.tree.map(jnp.maximum, square_y, square_hat)
+        y = _adam(at.y, rate, mean_y, both, count)
+        y_hat = _adam(at.y_hat, rate, mean_hat, both, count)
+        reach = jnp.where(s.round == 0, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
+        usual = jnp.sqrt(square_x / count) * (1 - MEAN**count) + _TINY
+        x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean_x, at.x))
+        y, y_hat = problem.y_set.project(y), problem.y_set.project(y_hat)
+        return Walk(x, y, y_hat, mean_x, mean_y, mean_hat, square_x, square_y, square_hat, count)
+
+    def _judge(self, problem: Problem, s: BatchPDBOState, sound: Bool[Array, ""]) -> BatchPDBOState:
+        """The end of a round, or of one that is not finite any more."""
+        values = problem.on_all().view.parts_of_f(problem.f, s.at.x, s.at.y_hat, PARTS)
+        change = values - s.values
+        spread = jnp.std(change) / max(len(values) - 1, 1) ** 0.5
+        mean = jnp.where(sound & jnp.isfinite(spread), jnp.mean(change), jnp.inf)
+        first = (s.round == 0) & jnp.isfinite(mean)
+        better, worse = first | (mean < -SURE * spread), ~first & ~(mean <= SURE * spread)
+        unclear = ~better & ~worse
+        best, kept = trees.where(
+            better | (unclear & (mean < 0)), (s.at, values), (s.best, s.values)
+        )
+        return _with(
+            s,
+            at=best,
+            best=best,
+            values=kept,
+            round=s.round + 1,
+            k=0 * s.k,
+            idle=jnp.where(better, 0, s.idle + 1),
+            reach=jnp.where(worse, s.reach / 4, s.reach),
+            weight=jnp.where(unclear, jnp.minimum(10 * s.weight, MOST), s.weight),
+        )
+
+    def output(self, state: BatchPDBOState) -> Point:
+        """The best round, before the end of the first the point reached."""
+        at = trees.where(state.round > 0, state.best[:2], state.at[:2])
+        return Point(*at)
+
+    def settled(self, state: BatchPDBOState) -> Bool[Array, ""]:
+        """Whether the last rounds brought nothing."""
+        return state.idle >= PATIENCE
+
+    def calls(self, state: BatchPDBOState) -> Calls:
+        """One gradient of g per step of a trial, then one of f and two of g; for the unit of x one
+        of g and three products. Values on all examples are not counted.
+        """
+        trials = jnp.minimum(state.t, RATES * TRIAL)
+        walked, units = state.t - trials, (state.round >= 0).astype(state.t.dtype)
+        return Calls(walked, trials + 2 * walked + units, 3 * units)
+
+
+def _with(state: BatchPDBOState, **changed: PyTree) -> BatchPDBOState:
+    """A state with some fields changed."""
+    fields = {name: getattr(state, name) for name in state.__dataclass_fields__}
+    return BatchPDBOState(**(fields | changed))
+
+
+def _rate(s: BatchPDBOState) -> Float[Array, ""]:
+    """The rate of y that is tried."""
+    return 4.0 ** (s.round + RATES - 9).astype(s.tried.dtype)
+
+
+def _multiplier(s: BatchPDBOState) -> Float[Array, ""]:
+    """The multiplier, from its weight and its unit."""
+    unit = jnp.sqrt(s.units.f_y / s.units.g_y)
+    return s.weight * jnp.where(jnp.isfinite(unit) & (unit > 0), unit, 1)
+
+
+def _unit_of_x(problem: Problem, x: PyTree, y: PyTree) -> Float[Array, ""]:
+    """The change of x that matters to the slope of g in y; one if g cannot tell."""
+    try:
+        unit = _measured(problem, x, y)
+    except Exception:  # g has no third derivatives, which nothing else here needs
+        return jnp.ones((), trees.dtype(x))
+    return jnp.where(jnp.isfinite(unit) & (unit > 0), unit, 1)
+
+
+def _measured(problem: Problem, x: PyTree, y: PyTree) -> Float[Array, ""]:
+    key = jax.random.key(0)
+    signs = jax.tree.map(lambda leaf: jax.random.rademacher(key, leaf.shape, leaf.dtype), x)
+
+    def slope(x: PyTree) -> PyTree:
+        return jax.grad(problem.inner, 1)(x, y)
+
+    def along(x: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.jvp(slope, (x,), (signs,))
+
+    (value, first), (_, second) = jax.jvp(along, (x,), (signs,))
+    sizes = [trees.norm(part) for part in (value, first, second)]
+    return jnp.minimum(sizes[0] / sizes[1], sizes[1] / sizes[2])
+
+
+def _kept(share: float, mean: PyTree, new: PyTree) -> PyTree:
+    """A decaying mean with another value."""
+    return jax.tree.map(lambda m, v: share * m + (1 - share) * v, mean, new)
+
+
+def _squares(a: PyTree) -> PyTree:
+    return jax.tree.map(jnp.square, a)
+
+
+def _adam(
+    y: PyTree, rate: Float[Array, ""], mean: PyTree, square: PyTree, count: Float[Array, ""]
+) -> PyTree:
+    """Adam's step, from averages of so many gradients and squares."""
+    mean_of, square_of = 1 - MEAN**count, 1 - SQUARE**count
+    return jax.tree.map(
+        lambda y, m, v: y - rate * (m / mean_of) / (jnp.sqrt(v / square_of) + _TINY),
+        y, mean, square,
+    )  # fmt: skip
+
+
+def _finite(new: Walk, old: Walk) -> Walk:
+    """The new point, or the old one if the new is not finite."""
+    return trees.where(trees.finite(new), new, old)
