@@ -45,7 +45,7 @@ def test_a_closed_form_with_its_multiplier():
     slope = (value(0.25 + 1e-6) - value(0.25 - 1e-6)) / 2e-6
     np.testing.assert_allclose(-slope, solution.inner_multipliers, rtol=1e-5)
     assert solution.history["f"][-1] == pytest.approx(0.125, abs=1e-6)
-    assert "ties" in str(solution)
+    assert "With constraints: eps is" in str(solution)
 
 
 def test_equalities_have_free_multipliers():

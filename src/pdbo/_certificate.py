@@ -108,6 +108,20 @@ class ConstrainedCertificate(Certificate):
     ties: _Number | float = 0.0
     unstable: _Number | bool = False
 
+    @property
+    def in_words(self) -> str:
+        """What it says, in a sentence."""
+        sentence = (
+            f"With constraints: eps is {float(self.eps):.1e}; constraints are met to "
+            f"{float(self.feasibility):.1e}, and g at y is {float(self.inner_gap):.1e} above the "
+            "lowest value found"
+        )
+        if self.ties > 0:
+            sentence += f"; {int(self.ties)} other inner minima tie with y"
+        if self.unstable:
+            sentence += "; the inner set is degenerate, its lowest value unstable"
+        return sentence + "."
+
 
 def _text(value: _Number) -> str:
     if traced(value) or np.ndim(value) > 0:

@@ -219,7 +219,7 @@ def certificate_of(facts: Facts) -> ConstrainedCertificate:
         "ties": facts.ties,
     }  # fmt: skip
     known = {k: np.float64(v) for k, v in numbers.items()}
-    return ConstrainedCertificate(**known, exact=np.True_, unstable=np.bool_(facts.unstable))  # type: ignore
+    return ConstrainedCertificate(**known, exact=np.False_, unstable=np.bool_(facts.unstable))  # type: ignore
 
 
 def _row(model: Model, index: int, round: Round, observe: Callable | None) -> dict[str, np.ndarray]:
