@@ -84,7 +84,7 @@ def public():
     for home, listed in pdbo._ELSEWHERE.items():
         names |= {f"pdbo.{home}.{name}" for name in listed.split()}
     names |= {f"pdbo.solvers.{name}" for name in pdbo.solvers.SOLVERS if name not in pdbo.__all__}
-    for module in (pdbo.linear, pdbo.orbax, pdbo.problems, pdbo.sklearn):
+    for module in (pdbo.linear, pdbo.orbax, pdbo.problems, pdbo.problems.bolib, pdbo.sklearn):
         home = module.__name__
         for name, value in vars(module).items():
             ours = inspect.isclass(value) or inspect.isfunction(value)

@@ -158,9 +158,11 @@ def _searched(model: Model, starts: Points, options: Options) -> Outcome:
         answer = search.run(told, options.steps)
     if answer.held:
         _polish(model, search, answer)
+        answer.best = search.clipped(answer.best)
     facts = _facts(model, answer.best.x[0], answer.best.y[0], None)
     if answer.held and facts.eps > tol:
-        for point, weights in search.finished(answer.best):
+        for near, weights in search.finished(answer.best):
+            point = search.clipped(near)
             x, y, known = point.x[0], point.y[0], float(point.value[0] / model.inner_unit)
             if look(model, x, y, known, answer.minima, weights).eps > tol:
                 continue

@@ -324,6 +324,13 @@ class Search:
                 out.append((point, given))
         return [(p, w) for p, w in out if p.violation[0] <= TOL and p.f[0] <= limit]
 
+    def clipped(self, point: Found) -> Found:
+        """A point within its bounds to the last digit."""
+        lo, hi = self.model.lo, self.model.hi
+        z = np.minimum(np.maximum(np.concatenate([point.x, point.y], axis=1), lo), hi)
+        x, y = np.split(z, [self.model.nx], axis=1)
+        return self._found(x, y, point.value)._replace(lane=point.lane)
+
     def polished(self, point: Found, weights: np.ndarray) -> tuple[Found, np.ndarray]:
         """The exact point nearby, with its inner multipliers; the same if there is none."""
         with np.errstate(all="ignore"):
