@@ -83,6 +83,9 @@ def _check_options(given: Start, solver: Solver, options: Options) -> None:
         raise ProblemError("a problem with constraints has no state: give x0 and y0.")
     if traced(given.problem, given.x, given.y):
         raise ProblemError("a problem with constraints cannot be solved under jit or vmap.")
+    for name in ("callback", "seconds"):
+        if getattr(options, name) is not None:
+            raise ProblemError(f"{name} cannot be used with constraints; observe can.")
     if options.checkpoint is not None:
         raise ProblemError("checkpoint cannot be used with constraints: such runs are short.")
 
