@@ -84,7 +84,15 @@ def public():
     for home, listed in pdbo._ELSEWHERE.items():
         names |= {f"pdbo.{home}.{name}" for name in listed.split()}
     names |= {f"pdbo.solvers.{name}" for name in pdbo.solvers.SOLVERS if name not in pdbo.__all__}
-    for module in (pdbo.linear, pdbo.orbax, pdbo.presets, pdbo.problems, pdbo.sklearn):
+    homes = (
+        pdbo.linear,
+        pdbo.orbax,
+        pdbo.presets,
+        pdbo.problems,
+        pdbo.problems.bolib,
+        pdbo.sklearn,
+    )
+    for module in homes:
         home = module.__name__
         for name, value in vars(module).items():
             ours = inspect.isclass(value) or inspect.isfunction(value)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from ._errors import SolveError as SolveError
     from ._load import load as load
     from ._multistart import multistart as multistart
+    from ._problem import Equal as Equal
     from ._problem import Problem as Problem
     from ._shard import shard as shard
     from ._solve import solve as solve
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .results import BestOf as BestOf
     from .results import Certificate as Certificate
     from .results import Comparison as Comparison
+    from .results import ConstrainedCertificate as ConstrainedCertificate
     from .results import Solution as Solution
     from .results import State as State
     from .schedules import Bound as Bound
@@ -83,7 +85,7 @@ _DAILY = {  # by module, the names for daily use
     "_errors": "RESULTS ProblemError SolveError",
     "_load": "load",
     "_multistart": "multistart",
-    "_problem": "Problem",
+    "_problem": "Equal Problem",
     "_shard": "shard",
     "_solve": "solve",
     "checkpoint": "save",
@@ -94,7 +96,7 @@ _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
     "errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning StartProjected",
     "hosts": "distributed",
-    "results": "BestOf Certificate Comparison Solution State",
+    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "

@@ -88,6 +88,41 @@ class Certificate(eqx.Module):
         return "\n".join(f"{name:<16}{_text(value)}" for name, value in rows.items())
 
 
+class ConstrainedCertificate(Certificate):
+    """The certificate of a point of a problem with constraints.
+
+    `feasibility`, `inner_gap`, `inner_residual`, `stationarity` and `complementarity` are in units
+    of the problem, and `eps` is the largest; `multiplier` is not defined.
+
+    Attributes:
+        weak: `stationarity` if the signs of multipliers of biactive rows do not count: a point
+            where only this one is small is weakly stationary.
+        biactive: how many inner rows are active with a multiplier of zero.
+        ties: how many other inner minima, as low as y, take part.
+        unstable: whether the inner value depends on how well the inner rows are met: the inner set
+            is degenerate, or nearly so, and `eps` is at least what the value may be off by.
+    """
+
+    weak: _Number | float = float("nan")
+    biactive: _Number | float = 0.0
+    ties: _Number | float = 0.0
+    unstable: _Number | bool = False
+
+    @property
+    def in_words(self) -> str:
+        """What it says, in a sentence."""
+        sentence = (
+            f"With constraints: eps is {float(self.eps):.1e}; constraints are met to "
+            f"{float(self.feasibility):.1e}, and g at y is {float(self.inner_gap):.1e} above the "
+            "lowest value found"
+        )
+        if self.ties > 0:
+            sentence += f"; {int(self.ties)} other inner minima tie with y"
+        if self.unstable:
+            sentence += "; the inner set is degenerate, its lowest value unstable"
+        return sentence + "."
+
+
 def _text(value: _Number) -> str:
     if traced(value) or np.ndim(value) > 0:
         return str(value)

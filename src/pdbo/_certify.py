@@ -9,9 +9,10 @@ from . import _trees as trees
 from ._batches import reading
 from ._certificate import MAX_SLACK, Certificate, measure
 from ._checks import check_point, is_number, traced, whole_number
+from ._driver import chosen
 from ._errors import ProblemError
 from ._mesh import everywhere
-from ._precision import certified_in_double
+from ._precision import Start, certified_in_double
 from ._problem import Problem, check_problem
 
 
@@ -40,6 +41,9 @@ def certify(
     $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
     left of stationarity is the hypergradient, if the inner minimum is unique.
 
+    With constraints the certificate is another one, a `pdbo.results.ConstrainedCertificate`, and
+    multiplier, slack and iterations play no part.
+
     Arguments:
         problem, x, y: the problem and the point.
         multiplier: the multiplier to try first.
@@ -49,6 +53,10 @@ def certify(
             again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
+    if problem.coupled:
+        from ._coupled import certify_coupled  # it needs SciPy, as nothing else does
+
+        return certify_coupled(Start(problem, x, y), chosen(None))
     count = problem.view.effort() if iterations is None else iterations
     slack = None if slack is None else jnp.asarray(slack)
     with reading(problem):

@@ -1,5 +1,6 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, SupportsFloat, TypeGuard
@@ -202,6 +203,9 @@ def check_functions(problem: "Problem", x: PyTree, y: PyTree) -> None:
     """Raise a ProblemError unless f and g take the point to a scalar of its dtype."""
     for name in "fg":
         _check_function(name, problem, x, y)
+    if problem.coupled:
+        for which in ("outer", "inner"):
+            _check_constraint(problem, which, x, y)
 
 
 def _check_function(name: str, problem: "Problem", x: PyTree, y: PyTree) -> None:
@@ -227,13 +231,33 @@ def _hint(error: Exception) -> str:
     return "check the shapes of x0, y0 and data"
 
 
-def _check_value(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
+def _check_constraint(problem: "Problem", which: str, x: PyTree, y: PyTree) -> None:
+    """Raise a ProblemError unless a constraint returns real arrays of the point's dtype."""
+    name, wanted = f"{which}_constraint", trees.dtype((x, y))
+    out = _evaluated(name, functools.partial(problem.constraint, which), x, y)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(out):
+        where = f"{name}(x, y){jax.tree_util.keystr(path)}"
+        if not hasattr(leaf, "dtype"):
+            raise ProblemError(f"{where} must be a number or an array, got {kind(leaf)}.")
+        if leaf.dtype != wanted:
+            raise ProblemError(
+                f"{where} is {leaf.dtype} for {wanted} x and y: constraints return real numbers "
+                "that are to be <= 0, and their data and constants have the dtype of x and y."
+            )
+
+
+def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
+    """The shapes that a function returns, in one sentence if it raises."""
     try:
-        out = eqx.filter_eval_shape(call, x, y)
-    except Exception as error:  # whatever the user's function raised, in one sentence
+        return eqx.filter_eval_shape(call, x, y)
+    except Exception as error:  # whatever the user's function raised
         raise ProblemError(
             f"{name} cannot be evaluated at (x0, y0), {_hint(error)}: {brief(error)}."
         ) from error
+
+
+def _check_value(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
+    out = _evaluated(name, call, x, y)
     if not hasattr(out, "shape") or out.shape != ():
         got = f"shape {out.shape}" if hasattr(out, "shape") else type(out).__name__
         raise ProblemError(f"{name} must return a scalar, got {got}.")

@@ -18,7 +18,7 @@ from ._history import Certified
 from ._options import STEPS, Options
 from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, session
-from ._problem import Problem, check_problem
+from ._problem import Problem, check_problem, refuse_constraints
 from ._solution import State
 from ._solver import Solver
 from ._verdict import final
@@ -101,6 +101,7 @@ def compare(
     unit, most = _budget(budget)
     whole_number("every", every)
     check_problem(problem)
+    refuse_constraints(problem, "compare")
     if optimum is not None and jax.tree.structure(optimum) != jax.tree.structure((x0, y0)):
         raise ProblemError("optimum must be a pair (x, y) shaped like the start.")
     tables, results, refused = [], {}, []

@@ -16,7 +16,7 @@ from ._checks import check_functions, check_point, kind, point_arrays, report_po
 from ._errors import RESULTS, ProblemError
 from ._mesh import agree, everywhere, is_leader
 from ._precision import Start
-from ._problem import Problem
+from ._problem import Problem, refuse_constraints
 from ._progress import Pace
 from ._solution import State, launch
 from ._solver import Solver
@@ -213,6 +213,7 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
         return _carry_on(start.problem, start.state, solver)
     problem = start.problem
     solver = streamed(problem, chosen(solver, problem))
+    refuse_constraints(problem, solver.name)
     x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
     problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key

@@ -22,6 +22,8 @@ class RESULTS(enum.IntEnum):
     settled = 6
     interrupted = 7
     stopped = 8
+    unbounded = 9
+    infeasible = 10
 
     @property
     def text(self) -> str:
@@ -64,6 +66,13 @@ _TEXTS = {
     RESULTS.stopped: (
         "The callback or the time limit stopped the run before the certificate was within the "
         "tolerance; carry on with solve(problem, state=solution.state)."
+    ),
+    RESULTS.unbounded: (
+        "f or g has no minimum under the constraints; a bounded x_set or y_set cures that."
+    ),
+    RESULTS.infeasible: (
+        "The constraints cannot be met, or no start led to where they can; check their signs "
+        "(every entry is to be <= 0), or give another start."
     ),
     RESULTS.bad_problem: "The problem or its start is not usable as given.",
 }

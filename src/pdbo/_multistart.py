@@ -1,6 +1,7 @@
 """Many starts in one compiled batch, and the best of what they found."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -26,6 +27,9 @@ from ._solve import solve
 from ._solver import Solver
 from ._verdict import SOUND, final
 from .exact.points import kronecker
+
+if TYPE_CHECKING:
+    from .coupled.model import Model
 
 STEPS = 1_000
 EVEN = 32  # the most dimensions in which starts follow a low-discrepancy sequence
@@ -79,6 +83,8 @@ def multistart(
         x0, y0 = jax.tree.map(lambda v: v if starts is not None else v[0], (x0s, y0s))
     except (TypeError, IndexError):  # no batch of starts, as is said below
         x0, y0 = x0s, y0s
+    if problem.coupled:
+        return _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, options)
     with session(Start(problem, x0, y0), solver) as start:
         if start.coarse is not None:
             x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
@@ -88,6 +94,28 @@ def multistart(
             batch = _batch(start.problem, x0s, y0s, solver, keys, tol, steps, every)
         best = _best(start.problem, batch, float(tol))
     return returned(best)
+
+
+def _coupled(
+    start: Start, x0s: PyTree, y0s: PyTree, solver: Solver, starts: int | None, options: Options
+) -> BestOf:
+    """The best of many starts of a problem with constraints."""
+    from ._coupled import multistart_coupled  # it needs SciPy, as nothing else does
+
+    if starts is not None:
+        whole_number("starts", starts)
+
+    def points(model: "Model") -> np.ndarray:
+        if starts is not None:
+            return model.spread(starts, 1)
+        x, y, _ = _starts(start.problem, x0s, y0s, None, None, options.key)
+        flat = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((x, y))]
+        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in flat], axis=1)
+
+    found = multistart_coupled(start, solver, options, points)
+    best = found.best
+    fields = {field.name: getattr(best, field.name) for field in dataclasses.fields(best)}
+    return returned(BestOf(**fields, all=stacked(found.all), index=found.start))
 
 
 def _starts(
@@ -159,7 +187,9 @@ def stacked(solutions: list[Solution]) -> Solution:
         return np.pad(column, more, constant_values=fill)
 
     filled = [
-        dataclasses.replace(s, history={k: padded(v) for k, v in s.history.items()})
+        dataclasses.replace(
+            s, history={k: padded(v) for k, v in s.history.items()}, inner_multipliers=None
+        )
         for s in (one.with_outcome(note="") for one in solutions)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *filled)

@@ -51,6 +51,24 @@ class _Originals:
         return jax.tree.map(lambda leaf: known.get(id(leaf), leaf), data)
 
 
+class Equal(eqx.Module):
+    """What a constraint returns for an entry that must be zero, rather than at most zero.
+
+    Arguments:
+        value: a number or an array, met where every entry is zero.
+    """
+
+    value: Array
+
+
+def _constraint_rows(tree: PyTree) -> tuple[Array, Array]:
+    """What a constraint returned, flat: the entries to be <= 0, and those to be zero."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Equal))
+    below = [jnp.ravel(leaf) for leaf in leaves if not isinstance(leaf, Equal)]
+    zero = [jnp.ravel(leaf.value) for leaf in leaves if isinstance(leaf, Equal)]
+    return tuple(jnp.concatenate(part) if part else jnp.zeros(0) for part in (below, zero))  # type: ignore
+
+
 class Problem(eqx.Module):
     r"""$\min_{x \in X,\ y \in S(x)} f(x, y)$ with $S(x) = \arg\min_{y \in Y} g(x, y)$.
 
@@ -62,6 +80,10 @@ class Problem(eqx.Module):
             Floats are arrays too; Python integers stay what they are, a part of the program.
             With `Batches` each function is called with a mini-batch of its own examples.
         x_set, y_set: closed convex sets for x and y.
+        outer_constraint: called like f; returns a number, an array or a pytree of these, met where
+            every entry is at most zero. `pdbo.Equal` around an entry makes it an equality.
+        inner_constraint: the same for the inner problem: y minimises g(x, .) among the points of Y
+            that meet it. Both constraints may depend on x and y.
 
     x, y and data are arbitrary pytrees; all entries of x and y share one floating dtype.
     """
@@ -72,6 +94,8 @@ class Problem(eqx.Module):
     x_set: Set
     y_set: Set
     mesh: Mesh | None
+    outer_constraint: Callable | None
+    inner_constraint: Callable | None
     _originals: _Originals = eqx.field(static=True)
 
     def __init__(
@@ -81,9 +105,14 @@ class Problem(eqx.Module):
         data: PyTree = None,
         x_set: Set | None = None,
         y_set: Set | None = None,
+        *,
+        outer_constraint: Callable | None = None,
+        inner_constraint: Callable | None = None,
     ):
         self.f = _callable("f", f, data is not None)
         self.g = _callable("g", g, data is not None)
+        self.outer_constraint = _optional("outer_constraint", outer_constraint, data)
+        self.inner_constraint = _optional("inner_constraint", inner_constraint, data)
         self._originals = originals = _Originals()
         self.data = jax.tree.map(
             lambda a: originals.rounded(a) if isinstance(a, np.ndarray | np.generic | float) else a,
@@ -110,10 +139,31 @@ class Problem(eqx.Module):
         """The problem on all of its data, if this one has a batch of them."""
         return eqx.tree_at(lambda p: p.data, self, self.view.everything)
 
+    @property
+    def coupled(self) -> bool:
+        """Whether it has constraints besides its sets."""
+        return self.outer_constraint is not None or self.inner_constraint is not None
+
+    def constraint(self, which: str, x: PyTree, y: PyTree) -> PyTree:
+        """What the "outer" or the "inner" constraint returns; an empty pytree if there is none."""
+        call = self.outer_constraint if which == "outer" else self.inner_constraint
+        return () if call is None else self.view.value_f(call, x, y)
+
+    def rows(self, which: str, x: PyTree, y: PyTree) -> tuple[Array, Array]:
+        """All that binds the "outer" or the "inner" problem, flat: rows <= 0 and rows = 0."""
+        parts = [_constraint_rows(self.constraint(which, x, y))]
+        parts.append(self.x_set.constraints(x) if which == "outer" else self.y_set.constraints(y))
+        return tuple(jnp.concatenate(part) for part in zip(*parts, strict=True))  # type: ignore
+
     def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
-        parts = (with_fresh_constants(self.f), with_fresh_constants(self.g))
-        return eqx.tree_at(lambda p: (p.f, p.g), self, parts)
+
+        def functions(p: Problem) -> list[Callable]:
+            calls = (p.f, p.g, p.outer_constraint, p.inner_constraint)
+            return [call for call in calls if call is not None]
+
+        parts = [with_fresh_constants(call) for call in functions(self)]
+        return eqx.tree_at(functions, self, parts)
 
     def astype(self, dtype: "DTypeLike") -> "Problem":
         """The same problem with every floating array it carries in another precision.
@@ -145,11 +195,28 @@ def _callable(name: str, function: object, with_data: bool) -> Callable:
     return function
 
 
+def _optional(name: str, function: object, data: PyTree) -> Callable | None:
+    if function is None:
+        return None
+    if isinstance(data, DataView):
+        raise ProblemError(f"{name} needs all of the data at once: it cannot be used with Batches.")
+    return _callable(name, function, data is not None)
+
+
 def _set(name: str, value: object) -> Set:
     value = Free() if value is None else value
     if not isinstance(value, Set):
         raise ProblemError(f"{name} must be a set such as pdbo.Box(lo, hi), got {kind(value)}.")
     return value
+
+
+def refuse_constraints(problem: Problem, what: str) -> None:
+    """Raise a ProblemError that names what cannot handle them if a problem has constraints."""
+    if problem.coupled:
+        name = "inner_constraint" if problem.outer_constraint is None else "outer_constraint"
+        raise ProblemError(
+            f"{what} cannot handle {name}: call solve, multistart or certify without a solver."
+        )
 
 
 def check_problem(problem: object) -> None:

@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from ._errors import DataReplicated, ProblemError, warn
 from ._mesh import everywhere, mesh_of, put, rows, whole
-from ._problem import Problem, check_problem
+from ._problem import Problem, check_problem, refuse_constraints
 from .linear import DenseMatrix, SparseMatrix, SplitMatrix
 
 
@@ -31,6 +31,7 @@ def shard(problem: Problem, mesh: Mesh | None = None, *, split: PyTree = True) -
     spread over the mesh is kept as it is, so no host needs to hold all of the data.
     """
     check_problem(problem)
+    refuse_constraints(problem, "shard")
     if problem.mesh is not None:
         raise ProblemError("the problem is split over devices already: shard the original.")
     if problem.view.sources:

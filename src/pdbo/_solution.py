@@ -110,6 +110,8 @@ class Solution(eqx.Module):
         state: where the run stands.
         steps: the steps taken since the start of the run, restarts included.
         seconds: what the call of `solve` took, compilation included; 0 if it is not known.
+        inner_multipliers: those of the inner constraint, shaped like what it returns; None without
+            one.
     """
 
     x: PyTree
@@ -121,6 +123,7 @@ class Solution(eqx.Module):
     state: State | None
     steps: int | Int[Array, "*batch"]
     seconds: Number = 0.0
+    inner_multipliers: PyTree = None
 
     @property
     def is_pending(self) -> bool:

@@ -112,6 +112,10 @@ def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
 def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     began = time.perf_counter()
     named = chosen(solver) if given.state is None else given.state.solver
+    if given.problem.coupled:
+        from ._coupled import solve_coupled  # it needs SciPy, as nothing else does
+
+        return _handed_over(solve_coupled(given, named, options), options, began)
     with session(given, named) as start, reading(start.problem):
         exact = applies(start, named)
         run = begin_exact(start, named) if exact else begin(start, solver, options.key)
@@ -133,6 +137,10 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
                 until = int(run.step) + options.budget(run.solver.budget, run.step)
                 host = HostRun(start.problem, options, writer, until)
                 solution = host.solve(run, first=start.state is None)
+    return _handed_over(solution, options, began)
+
+
+def _handed_over(solution: Solution, options: Options, began: float) -> Solution:
     solution = dataclasses.replace(returned(solution), seconds=time.perf_counter() - began)
     if options.throw and not solution.is_pending and solution.result not in SOUND:
         raise SolveError(solution.message, solution)

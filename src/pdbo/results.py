@@ -1,6 +1,7 @@
 """What the calls return."""
 
 from ._certificate import Certificate as Certificate
+from ._certificate import ConstrainedCertificate as ConstrainedCertificate
 from ._compare import Comparison as Comparison
 from ._multistart import BestOf as BestOf
 from ._solution import Solution as Solution

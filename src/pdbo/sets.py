@@ -101,6 +101,18 @@ class Set(eqx.Module):
         """
         self._check(z, name, name.removesuffix("_set") + "0")
 
+    def constraints(self, z: PyTree) -> tuple[Float[Array, " below"], Float[Array, " zero"]]:
+        """Smooth functions of `z`: a point is in the set if all are <= 0, or zero, respectively."""
+        z = _arrays(z)
+        below, zero = self._rows(z)
+        return _ravelled(below, z), _ravelled(zero, z)
+
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        raise ProblemError(
+            f"{type(self).__name__} cannot be used in a problem with constraints: it is not given "
+            "by smooth functions."
+        )
+
     @abc.abstractmethod
     def _project(self, z: PyTree) -> PyTree: ...
 
@@ -128,6 +140,9 @@ class Set(eqx.Module):
 class Free(Set):
     """The whole space."""
 
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        return (), ()
+
     def _project(self, z: PyTree) -> PyTree:
         return z
 
@@ -151,6 +166,9 @@ class Box(Set):
         self.lo = _floats("Box lo", lo)
         self.hi = _floats("Box hi", hi)
         _check_bounds(lo, hi)
+
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        return (trees.sub(_fit(self.lo, z), z), trees.sub(z, _fit(self.hi, z))), ()
 
     def _project(self, z: PyTree) -> PyTree:
         return jax.tree.map(jnp.clip, z, _fit(self.lo, z), _fit(self.hi, z))
@@ -190,6 +208,9 @@ class Box(Set):
 class NonNegative(Set):
     r"""The orthant $\{z : z \ge 0\}$."""
 
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.tree.map(jnp.negative, z), ()
+
     def _project(self, z: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.maximum(leaf, 0), z)
 
@@ -218,6 +239,10 @@ class Ball(Set):
         self.center = _floats("Ball center", center, finite=True)
         if _concrete(radius) and np.asarray(radius) < 0:
             raise ProblemError(f"Ball radius is {radius}; expected at least 0.")
+
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        offset = trees.sub(z, _fit(self.center, z))
+        return trees.dot(offset, offset) - jnp.asarray(self.radius, trees.dtype(z)) ** 2, ()
 
     def _project(self, z: PyTree) -> PyTree:
         center = _fit(self.center, z)
@@ -273,6 +298,10 @@ class Simplex(Set):
         if _concrete(total) and np.asarray(total) < 0:
             raise ProblemError(f"Simplex total is {total}; expected at least 0.")
 
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        flat = ravel_pytree(z)[0]
+        return -flat, jnp.sum(flat) - self._total(flat)
+
     def _project(self, z: PyTree) -> PyTree:
         flat, unravel = ravel_pytree(z)
         return unravel(_fill(flat, jnp.zeros(flat.shape, bool), self._total(flat)))
@@ -326,6 +355,10 @@ class Halfspace(Set):
         length = _norm(a)
         length = jnp.where(length > 0, length, 1)
         return _divide(a, length), jnp.asarray(self.b, length.dtype) / length
+
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        normal, offset = self._normal(z)
+        return trees.dot(normal, z) - offset, ()
 
     def _project(self, z: PyTree) -> PyTree:
         normal, offset = self._normal(z)
@@ -392,6 +425,12 @@ class Affine(Set):
                 )
         self.rows, self.offset = jnp.asarray(rows, float), jnp.asarray(offset, float)
 
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        flat = ravel_pytree(z)[0]
+        return (), trees.matmul(jnp.asarray(self.rows, flat.dtype), flat) - jnp.asarray(
+            self.offset, flat.dtype
+        )
+
     def _project(self, z: PyTree) -> PyTree:
         flat, unravel = ravel_pytree(z)
         return unravel(self._onto(flat, jnp.asarray(self.offset, flat.dtype)))
@@ -435,6 +474,11 @@ class Product(Set):
     def _map(self, function: Callable, *trees: PyTree) -> PyTree:
         return jax.tree.map(function, self.tree, *trees, is_leaf=_is_set)
 
+    def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
+        pairs = self._map(lambda part, z: part.constraints(z), z)
+        flat = jax.tree.leaves(pairs, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        return [pair[0] for pair in flat], [pair[1] for pair in flat]
+
     def _project(self, z: PyTree) -> PyTree:
         return self._map(lambda part, z: part.project(z), z)
 
@@ -466,6 +510,11 @@ def _is_set(x: object) -> bool:
 
 def _arrays(z: PyTree) -> PyTree:
     return jax.tree.map(jnp.asarray, z)
+
+
+def _ravelled(tree: PyTree, z: PyTree) -> Float[Array, " n"]:
+    leaves = jax.tree.leaves(tree)
+    return ravel_pytree(leaves)[0] if leaves else jnp.zeros(0, trees.dtype(z))
 
 
 def _entries(z: PyTree) -> int:

@@ -28,7 +28,7 @@ MOST_WORK = 2 * 10**8  # the most numbers of data that one matrix of second deri
 Vector = Float[np.ndarray, " n"]
 
 
-class _Shapes:
+class Shapes:
     """How a flat vector is cut into the leaves of a pytree; hashable."""
 
     def __init__(self, tree: PyTree):
@@ -38,7 +38,7 @@ class _Shapes:
         self._key = (self.structure, self.shapes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shapes) and self._key == other._key
+        return isinstance(other, Shapes) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -53,19 +53,19 @@ class _Shapes:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-class _Program:
+class Program:
     """What the compiled programs of a problem are made from, without its arrays; hashable."""
 
     def __init__(self, problem: Problem, x: PyTree, y: PyTree):
         leaves, self.structure = jax.tree.flatten(problem)
         self.is_array = tuple(eqx.is_array(leaf) for leaf in leaves)
         self.constants = tuple(v for v, a in zip(leaves, self.is_array, strict=True) if not a)
-        self.x, self.y = _Shapes(x), _Shapes(y)
+        self.x, self.y = Shapes(x), Shapes(y)
         self._key = (self.structure, self.is_array, self.constants, self.x, self.y)
         self._hash = hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Program) and self._key == other._key)
+        return self is other or (isinstance(other, Program) and self._key == other._key)
 
     def __hash__(self) -> int:
         return self._hash
@@ -76,7 +76,7 @@ class _Program:
         leaves = [next(given) if a else next(rest) for a in self.is_array]
         return jax.tree.unflatten(self.structure, leaves)
 
-    def side(self, which: str, arrays: tuple[Array, ...]) -> tuple[Set, _Shapes]:
+    def side(self, which: str, arrays: tuple[Array, ...]) -> tuple[Set, Shapes]:
         """The set and the shapes of x or y."""
         problem = self.problem(arrays)
         return (problem.x_set, self.x) if which == "x" else (problem.y_set, self.y)
@@ -91,7 +91,7 @@ def _flat(tree: PyTree) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _evaluate(program: _Program, arrays: tuple[Array, ...], z: Array) -> Array:
+def _evaluate(program: Program, arrays: tuple[Array, ...], z: Array) -> Array:
     """f, g and their gradients in one array: one transfer."""
     problem, (x, y) = program.problem(arrays), program.split(z)
     f, grad_f = jax.value_and_grad(problem.outer, (0, 1))(x, y)
@@ -100,7 +100,7 @@ def _evaluate(program: _Program, arrays: tuple[Array, ...], z: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _product(program: _Program, arrays: tuple[Array, ...], z: Array, w: Array) -> Array:
+def _product(program: Program, arrays: tuple[Array, ...], z: Array, w: Array) -> Array:
     """The second derivatives of g, g_xy and g_yy, times a direction in y."""
     problem, (x, y) = program.problem(arrays), program.split(z)
     gradient = functools.partial(jax.grad(problem.inner, (0, 1)), x)
@@ -108,7 +108,7 @@ def _product(program: _Program, arrays: tuple[Array, ...], z: Array, w: Array) -
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _bend(program: _Program, arrays: tuple[Array, ...], z: Array, v: Array, w: Array) -> Array:
+def _bend(program: Program, arrays: tuple[Array, ...], z: Array, v: Array, w: Array) -> Array:
     """The second derivatives of the Lagrangian f + <v, g_y> times a direction in (x, y)."""
     problem, direction = program.problem(arrays), program.y.tree(v)
 
@@ -122,7 +122,7 @@ def _bend(program: _Program, arrays: tuple[Array, ...], z: Array, v: Array, w: A
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _project(
-    program: _Program, which: str, arrays: tuple[Array, ...], u: Array, w: Array
+    program: Program, which: str, arrays: tuple[Array, ...], u: Array, w: Array
 ) -> tuple[Array, Array]:
     """The projection of u onto X or Y, and the derivative of the projection there times w."""
     constraint, shapes = program.side(which, arrays)
@@ -131,7 +131,7 @@ def _project(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _around(
-    program: _Program, which: str, arrays: tuple[Array, ...], z: Array, index: Array, radius: Array
+    program: Program, which: str, arrays: tuple[Array, ...], z: Array, index: Array, radius: Array
 ) -> Array:
     """A point of X or Y: anywhere in a bounded set, else around z; the same for the same index."""
     constraint, shapes = program.side(which, arrays)
@@ -202,7 +202,7 @@ class Oracle:
     """
 
     def __init__(self, problem: Problem, x: PyTree, y: PyTree):
-        self._program = _Program(problem, x, y)
+        self._program = Program(problem, x, y)
         arrays = tuple(v for v in jax.tree.leaves(problem) if eqx.is_array(v))
         self._place = _place((x, y, arrays))
         self._arrays = arrays if self._place is None else jax.device_put(arrays, self._place)

@@ -1,5 +1,6 @@
 """The collection of test problems, with known optima, random starts and a score."""
 
+from . import bolib as bolib
 from ._collection import get as get
 from ._collection import names as names
 from ._entry import Entry as Entry

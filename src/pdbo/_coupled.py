@@ -1,0 +1,312 @@
+"""Problems with constraints as the doors run them: checked, searched, certified, returned."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ._certificate import Certificate, ConstrainedCertificate
+from ._checks import check_functions, point_arrays, report_point, traced
+from ._errors import RESULTS, ProblemError
+from ._history import COLUMNS, History, columns
+from ._options import Options
+from ._precision import Start, session
+from ._problem import Equal, Problem, refuse_constraints
+from ._progress import Progress
+from ._solution import Outcome as Ended
+from ._solution import Solution
+from ._solver import Point, Solver
+from .coupled.certificate import Facts, look
+from .coupled.model import Model, Points
+from .coupled.rounds import ROUNDS, Answer, Found, Round, Search
+
+MOST = 200  # the most entries of x, y and rows together
+STARTS = 16  # those that `solve` makes of the one given
+NUMBERS = 10**6  # in the data
+
+
+class Outcome(NamedTuple):
+    """The best solution, that of every start, and which start led to the best."""
+
+    best: Solution
+    all: list[Solution]
+    start: int
+
+
+@contextlib.contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Small programs called thousands of times: a GPU would mostly wait."""
+    if jax.default_backend() == "cpu":
+        yield
+        return
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+def solve_coupled(given: Start, solver: Solver, options: Options) -> Solution:
+    """The solution from one start."""
+    _check_options(given, solver, options)
+    with session(given, solver) as start, _on_cpu():
+        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        return _searched(model, model.spread(STARTS, 1), options).best
+
+
+def multistart_coupled(
+    given: Start, solver: Solver, options: Options, starts: Callable[[Model], Points]
+) -> Outcome:
+    """The solutions from many starts."""
+    _check_options(given, solver, options)
+    with session(given, solver) as start, _on_cpu():
+        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        return _searched(model, starts(model), options)
+
+
+def certify_coupled(given: Start, solver: Solver) -> Certificate:
+    """The certificate of a point."""
+    if traced(given.problem, given.x, given.y):
+        raise ProblemError("a problem with constraints cannot be certified under jit or vmap.")
+    with session(given, solver) as start, _on_cpu():
+        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        x, y = np.split(model.start, [model.nx])
+        return certificate_of(_facts(model, x, y, None))
+
+
+def _check_options(given: Start, solver: Solver, options: Options) -> None:
+    if not solver.exact_first:
+        refuse_constraints(given.problem, solver.name)
+    if given.state is not None:
+        raise ProblemError("a problem with constraints has no state: give x0 and y0.")
+    if traced(given.problem, given.x, given.y):
+        raise ProblemError("a problem with constraints cannot be solved under jit or vmap.")
+    for name in ("callback", "seconds"):
+        if getattr(options, name) is not None:
+            raise ProblemError(f"{name} cannot be used with constraints; observe can.")
+    if options.checkpoint is not None:
+        raise ProblemError("checkpoint cannot be used with constraints: such runs are short.")
+
+
+def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Model:
+    """The model of a problem, checked."""
+    x, y = point_arrays(x0, y0)
+    problem.x_set.check(x, "x_set")
+    problem.y_set.check(y, "y_set")
+    if check:
+        check_functions(problem, x, y)
+    if problem.mesh is not None:
+        raise ProblemError("a problem with constraints cannot be split over devices.")
+    rows = [
+        part.size
+        for k in ("outer", "inner")
+        for part in eqx.filter_eval_shape(problem.rows, k, x, y)
+    ]
+    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves((x, y)))
+    data = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.data))
+    if size + sum(rows) > MOST or data > NUMBERS:
+        raise ProblemError(
+            f"with constraints x, y and the rows of all constraints may have up to {MOST} entries "
+            f"together, got {size + sum(rows)}."
+        )
+    model = Model(problem, x, y)
+    first = model.all_rows(model.start[None])[0]
+    report_point((0, 0), first[:2])
+    for name, kinds in (("outer_constraint", (2, 3)), ("inner_constraint", (4, 5))):
+        values = first[np.isin(model.kind, kinds)]
+        if np.any(np.isnan(values) | (values == np.inf)):
+            raise ProblemError(
+                f"{name} is not finite at the point (x0, y0); choose one where it is."
+            )
+    _check_dependence(model)
+    return model
+
+
+def _check_dependence(model: Model) -> None:
+    """Raise a ProblemError if a constraint does not depend on what it should."""
+    slopes = model.sampled_slopes()
+    for which, kinds, part, where in (
+        ("outer", (2, 3), slice(None), "x nor y: it restricts nothing"),
+        ("inner", (4, 5), slice(model.nx, None), "y: what restricts x belongs to outer_constraint"),
+    ):
+        if getattr(model.problem, f"{which}_constraint") is None:
+            continue
+        own = np.flatnonzero(np.isin(model.kind, kinds))[model.own[which]]
+        if not len(own):
+            raise ProblemError(f"{which}_constraint returns no numbers.")
+        if not np.any(slopes[own][:, part]):
+            never = "depends on neither" if which == "outer" else "never depends on"
+            raise ProblemError(f"{which}_constraint {never} {where}.")
+
+
+class _At(NamedTuple):
+    """Something at a point."""
+
+    point: Point
+
+
+def _searched(model: Model, starts: Points, options: Options) -> Outcome:
+    history, tol = History(), float(np.asarray(options.tol))
+    columns(_At(Point(*model.like)), options.observe)  # type: ignore
+    with Progress(0, ROUNDS, tol, options.progress) as bar:
+
+        def told(index: int, round: Round) -> None:
+            row = _row(model, index, round, options.observe)
+            history.put(row)
+            bar.update(row)
+
+        search = Search(model, starts, _seed(options.key))
+        answer = search.run(told, options.steps)
+    if answer.held:
+        _polish(model, search, answer)
+        answer.best = search.clipped(answer.best)
+    facts = _facts(model, answer.best.x[0], answer.best.y[0], None)
+    if answer.held and facts.eps > tol:
+        for near, weights in search.finished(answer.best):
+            point = search.clipped(near)
+            x, y, known = point.x[0], point.y[0], float(point.value[0] / model.inner_unit)
+            if look(model, x, y, known, answer.minima, weights).eps > tol:
+                continue
+            other = _facts(model, x, y, weights)
+            if other.eps <= tol:
+                answer.best, facts = point, other
+                break
+    return _outcome(model, answer, facts, history, tol)
+
+
+def _polish(model: Model, search: Search, answer: Answer) -> None:
+    """Replace the answer by the exact point nearby if the certificate of that one is better."""
+
+    def seen(point: Found) -> Facts:
+        value = float(point.value[0] / model.inner_unit)
+        return look(model, point.x[0], point.y[0], value, answer.minima)
+
+    best = answer.best
+    facts = seen(best)
+    weights = facts.multipliers[model.kept] * model.unit[1] / model.unit
+    weights[1] = 1.0
+    point, _ = search.polished(best, weights)
+    close = np.abs(point.f - best.f) <= 1e-3 * np.maximum(1.0, np.abs(best.f))
+    if close[0] and point.violation[0] <= best.violation[0] + 1e-9 and seen(point).eps < facts.eps:
+        answer.best = point
+
+
+def _seed(key: Array | None) -> int:
+    """A seed for NumPy from a key."""
+    if key is None:
+        return 0
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return int(np.asarray(data).ravel()[-1]) % 2**31
+
+
+def _facts(model: Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Facts:
+    """What the certificate knows of a point, by inner solves of its own."""
+    search = Search(model, np.concatenate([x, y])[None], 1)
+    Y, values = search.lookout(x, y)
+    g = float(model.rows(np.concatenate([x, y])[None])[0, 1] * model.sharp[1])
+    lowest = float(np.min(values, initial=np.inf))
+    near = values <= max(g, lowest) + 1e-4 * max(1.0, abs(g))
+    apart = np.linalg.norm(Y - y, axis=1) > 1e-3 * (1 + np.linalg.norm(y))
+    value = lowest / model.inner_unit if np.isfinite(lowest) else np.nan
+    return look(model, x, y, value, Y[near & apart], weights)
+
+
+def certificate_of(facts: Facts) -> ConstrainedCertificate:
+    """The certificate as users see it."""
+    nan = float("nan")
+    numbers = {
+        "stationarity": facts.stationarity, "feasibility": facts.feasibility,
+        "complementarity": facts.complementarity, "distance": 0.0, "inner_gap": facts.gap,
+        "inner_residual": facts.residual, "multiplier": nan, "slack": 0.0, "eps": facts.eps,
+        "curvature": nan, "radius": nan, "weak": facts.weak, "biactive": facts.biactive,
+        "ties": facts.ties,
+    }  # fmt: skip
+    known = {k: np.float64(v) for k, v in numbers.items()}
+    return ConstrainedCertificate(**known, exact=np.False_, unstable=np.bool_(facts.unstable))  # type: ignore
+
+
+def _row(model: Model, index: int, round: Round, observe: Callable | None) -> dict[str, np.ndarray]:
+    """A row of history: the best point after a round."""
+    row = dict.fromkeys(COLUMNS, np.float64(np.nan))
+    row |= {"step": np.int32(index), "f_calls": np.int64(model.calls.values)}
+    row |= {"g_calls": np.int64(model.calls.values), "products": np.int64(model.calls.products)}
+    best = round.best
+    if best is not None:
+        row |= {"f": best.f[0] / model.unit[0], "g": best.g[0] / model.inner_unit}
+        row |= {"h": best.gap[0], "inner_gap": best.gap[0], "feasibility": best.violation[0]}
+    if observe is not None:
+        z = np.split(model.start, [model.nx]) if best is None else (best.x[0], best.y[0])
+        seen = observe(*model.point(*z))
+        row |= {k: np.asarray(v) for k, v in seen.items()}
+    return {k: np.asarray(v)[None] for k, v in row.items()}
+
+
+def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: float) -> Outcome:
+    certificate, best = certificate_of(facts), answer.best
+    code, note = _verdict(model, answer, facts, tol)
+    rows = history.rows
+    for name in ("stationarity", "feasibility", "complementarity", "inner_gap", "eps"):
+        rows[name][-1] = getattr(certificate, name)
+
+    def solution(
+        found: Found, i: int, code: RESULTS, certificate: Certificate, note: str
+    ) -> Solution:
+        x, y = model.point(found.x[i], found.y[i])
+        f, g = model.all_rows(np.concatenate([found.x[i], found.y[i]])[None])[0][:2]
+        multipliers = inner_multipliers(model, facts.multipliers) if certificate is own else None
+        ended = Ended(certificate.multiplier, certificate, np.int32(code), note)
+        steps = len(rows["step"])
+        return Solution(x, y, f, g, ended, rows, None, steps, inner_multipliers=multipliers)
+
+    own = certificate
+    nan = float("nan")
+    blank = certificate_of(Facts(nan, nan, nan, nan, nan, nan, 0, 0, 0.0, facts.multipliers))
+    every = [
+        solution(answer.lanes, i, RESULTS.settled, blank, "") for i in range(len(answer.lanes.f))
+    ]
+    index = int(best.lane[0])
+    chosen = solution(best, 0, code, certificate, note)
+    every[index] = chosen
+    return Outcome(chosen, every, index)
+
+
+def _verdict(model: Model, answer: Answer, facts: Facts, tol: float) -> tuple[RESULTS, str]:
+    """The result and, if it is a failure, a sentence that says more."""
+    if answer.empty:
+        return RESULTS.infeasible, "no y was found that meets inner_constraint and y_set, at any x."
+    if answer.endless:
+        return RESULTS.unbounded, "g(x, .) falls without end in all inner problems that were tried."
+    if answer.beyond is not None:
+        value = answer.beyond.f[0] / model.unit[0]
+        away = model.length * np.concatenate([answer.beyond.x[0], answer.beyond.y[0]])
+        where = f"at a point of size {np.max(np.abs(away)):.1g}"
+        return RESULTS.unbounded, f"f falls without end: it is {value:.3g} {where}."
+    if facts.eps <= tol and answer.held:
+        return RESULTS.success, ""
+    if best_violation(answer) > 1e-3:
+        return RESULTS.infeasible, "no point was found that meets all constraints."
+    return (RESULTS.max_steps if answer.cut_short else RESULTS.settled), ""
+
+
+def best_violation(answer: Answer) -> float:
+    """By how much the answer violates a row."""
+    return float(answer.best.violation[0])
+
+
+def inner_multipliers(model: Model, weights: np.ndarray) -> PyTree:
+    """The multipliers of the inner constraint, shaped like what it returns."""
+    if model.problem.inner_constraint is None:
+        return None
+    tree = eqx.filter_eval_shape(model.problem.constraint, "inner", *model.like)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Equal))
+    below, zero = (weights[model.kind == k] for k in (4, 5))
+    out, at = [], [0, 0]
+    for leaf in leaves:
+        source, k = (zero, 1) if isinstance(leaf, Equal) else (below, 0)
+        shape = leaf.value.shape if isinstance(leaf, Equal) else leaf.shape
+        count = int(np.prod(shape))
+        out.append(source[at[k] : at[k] + count].reshape(shape))
+        at[k] += count
+    return jax.tree.unflatten(structure, out)

@@ -1,0 +1,1 @@
+"""Problems whose constraints couple the two levels: the dense method and its certificate."""

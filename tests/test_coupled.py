@@ -1,0 +1,324 @@
+"""Constraints that couple the levels: closed forms, linear programs, brute force, and refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import pdbo
+from pdbo import RESULTS, Box, Equal, NonNegative, Problem, ProblemError
+from pdbo.coupled.certificate import fit
+from pdbo.coupled.model import Model
+from pdbo.problems import bolib
+from pdbo.sets import Affine, Ball, Free, Halfspace, Product, Set, Simplex
+
+
+def pull(x, y):  # the follower wants to be at 2, the leader at 0
+    return (y - 2) ** 2
+
+
+def capacity(x, y):
+    return y - x
+
+
+TUG = Problem(lambda x, y: x**2 + (y - 0.5) ** 2, pull, inner_constraint=capacity)
+"""y = min(x, 2), so f = x^2 + (x - 1/2)^2, lowest at x = y = 1/4; the multiplier is 2 (2 - 1/4)."""
+
+
+def scaled(f_unit, g_unit, row_unit, length):
+    """The same problem in other units."""
+    return Problem(
+        lambda x, y: f_unit * TUG.f(x / length, y / length),
+        lambda x, y: g_unit * TUG.g(x / length, y / length),
+        inner_constraint=lambda x, y: row_unit * (y - x),
+    )
+
+
+def test_a_closed_form_with_its_multiplier():
+    solution = pdbo.solve(TUG, 1.0, 0.0)
+    assert solution.ok and solution.state is None
+    np.testing.assert_allclose([solution.x, solution.y], [0.25, 0.25], atol=1e-6)
+    np.testing.assert_allclose(solution.inner_multipliers, 3.5, rtol=1e-5)
+    # the multiplier is the derivative of the follower's value with its capacity
+    value = lambda b: (min(b, 2.0) - 2) ** 2
+    slope = (value(0.25 + 1e-6) - value(0.25 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(-slope, solution.inner_multipliers, rtol=1e-5)
+    assert solution.history["f"][-1] == pytest.approx(0.125, abs=1e-6)
+    assert "With constraints: eps is" in str(solution)
+
+
+def test_equalities_have_free_multipliers():
+    weights = np.array([1.0, 2.0])
+    problem = Problem(
+        lambda x, y: (x - 2) ** 2 + jnp.sum(y**2),
+        lambda x, y: jnp.sum(weights * (y - 1) ** 2),
+        inner_constraint=lambda x, y: {"sum": Equal(jnp.sum(y) - x), "far": -y - 50},
+    )
+    # y = 1 + (x - 2) s with s = (1/w) / sum(1/w); f is a parabola in x
+    share = (1 / weights) / np.sum(1 / weights)
+    best = scipy.optimize.minimize_scalar(
+        lambda x: (x - 2) ** 2 + np.sum((1 + (x - 2) * share) ** 2)
+    )
+    solution = pdbo.solve(problem, 1.0, jnp.zeros(2))
+    assert solution.ok
+    np.testing.assert_allclose(solution.x, best.x, atol=1e-5)
+    u = solution.inner_multipliers["sum"]
+    np.testing.assert_allclose(2 * weights * (np.asarray(solution.y) - 1), -u, atol=1e-5)
+    np.testing.assert_array_equal(solution.inner_multipliers["far"], np.zeros(2))
+
+
+def test_a_linear_follower_against_a_grid_of_linear_programs():
+    A, b = np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([4.0, 6.0])
+    problem = Problem(
+        lambda x, y, d: jnp.sum((x - 1) ** 2) - y[0],
+        lambda x, y, d: -y[0] - x[0] * y[1],
+        {"A": A, "b": b},
+        x_set=Box(0.0, 3.0),
+        y_set=NonNegative(),
+        inner_constraint=lambda x, y, d: d["A"] @ y - d["b"],
+    )
+
+    def lowest(x):  # f is linear in y: the best of the follower's optimal vertices
+        found = scipy.optimize.linprog([-1, -x], A, b)
+        fixed = scipy.optimize.linprog([-1, 0], np.r_[A, [[-1, -x]]], np.r_[b, found.fun + 1e-9])
+        return (x - 1) ** 2 + fixed.fun
+
+    grid = min(lowest(x) for x in np.linspace(0, 3, 301))
+    solution = pdbo.solve(problem, np.array([2.0]), np.zeros(2))
+    assert solution.ok
+    assert float(solution.f) <= grid + 1e-6
+    np.testing.assert_allclose(solution.f, lowest(float(solution.x[0])), atol=1e-5)
+
+
+def test_an_outer_constraint_on_both():
+    problem = Problem(
+        lambda x, y: x**2 + y**2, lambda x, y: (y - x) ** 2,
+        outer_constraint=lambda x, y: [2 - x - y, jnp.stack([x - 10, y - 10])],
+    )  # fmt: skip
+    solution = pdbo.solve(problem, 5.0, 0.0)
+    assert solution.ok and solution.inner_multipliers is None
+    np.testing.assert_allclose([solution.x, solution.y], [1, 1], atol=1e-5)
+
+
+def test_inner_minima_that_tie():
+    """Without a cut and its multiplier the point is neither found nor certified."""
+    entry = bolib.get("MitsosBarton2006Ex314")  # f = (x - 1/4)^2 + y^2, g = y^3/3 - xy
+    best = pdbo.multistart(entry.problem, *entry.start, starts=16)
+    assert best.ok and best.certificate.ties > 0
+    np.testing.assert_allclose([best.x[0], abs(best.y[0])], [0.25, 0.5], atol=1e-3)
+
+
+def test_multistart_takes_starts_and_returns_all():
+    starts = np.array([0.5, 1.0, 3.0])
+    best = pdbo.multistart(TUG, starts, starts)
+    assert best.ok and best.all.x.shape == (3,) and 0 <= best.index < 3
+    np.testing.assert_allclose(best.x, 0.25, atol=1e-6)
+
+
+@pytest.mark.parametrize("units", [(1e6, 1e-6, 1e5, 1.0), (1e-6, 1e6, 1e-5, 1e4), (1, 1, 1, 1e-4)])
+def test_the_certificate_has_no_units(units):
+    """At the solution and at a wrong point eps is what it is in other units."""
+    for x, y in ((0.25, 0.25), (0.25, 0.2), (0.3, 0.3), (0.25, 0.26)):
+        plain = pdbo.certify(TUG, x, y).eps
+        other = pdbo.certify(scaled(*units), x * units[-1], y * units[-1]).eps
+        if plain < 1e-6:
+            assert other < 1e-5
+        else:
+            np.testing.assert_allclose(other, plain, rtol=0.3)
+
+
+def test_what_the_certificate_refuses():
+    right = pdbo.certify(TUG, 0.25, 0.25)
+    assert right.eps < 1e-6 and isinstance(right, pdbo.results.ConstrainedCertificate)
+    assert pdbo.certify(TUG, 0.25, 0.3).feasibility > 1e-2
+    assert pdbo.certify(TUG, 0.25, 0.2).inner_gap > 1e-2
+    off = pdbo.certify(TUG, 0.5, 0.5)  # feasible, an inner minimum, but f falls with x
+    assert off.inner_gap < 1e-6 and off.feasibility < 1e-9 and off.stationarity > 1e-2
+
+
+def capacity_root(x, y):
+    return jnp.stack([y**2 - x, y - 1])
+
+
+def test_a_degenerate_inner_set_is_flagged():
+    problem = Problem(
+        lambda x, y: x + (y + 1) ** 2, lambda x, y: (y - 3) ** 2,
+        x_set=NonNegative(), inner_constraint=lambda x, y: y**2 - x,
+    )  # fmt: skip
+    found = pdbo.solve(problem, 1.0, 0.5, throw=False)  # f falls to 1 at x = 0, where y has no room
+    assert not found.ok
+    wide = Problem(problem.f, problem.g, x_set=Box(0.0, 1.0), inner_constraint=capacity_root)
+    assert pdbo.certify(wide, 1e-10, 1e-5).unstable
+
+
+def test_unbounded_and_infeasible_are_results_of_their_own():
+    far = Problem(lambda x, y: -x, lambda x, y: (y - x) ** 2, inner_constraint=lambda x, y: y - x)
+    with pytest.raises(pdbo.SolveError, match="f falls without end") as error:
+        pdbo.solve(far, 1.0, 1.0)
+    assert error.value.solution.result is RESULTS.unbounded
+    deep = Problem(lambda x, y: x**2, lambda x, y: -y, inner_constraint=lambda x, y: x - y)
+    with pytest.raises(pdbo.SolveError, match=r"g\(x, .\) falls without end"):
+        pdbo.solve(deep, 1.0, 1.0)
+    none = Problem(
+        lambda x, y: x**2, lambda x, y: y**2, inner_constraint=lambda x, y: [y**2 + 1 + x**2]
+    )
+    found = pdbo.solve(none, 1.0, 1.0, throw=False)
+    assert found.result is RESULTS.infeasible and "no y was found" in found.message
+    shut = Problem(
+        lambda x, y: x**2, lambda x, y: (y - x) ** 2, outer_constraint=lambda x, y: [1 - x, 1 + y]
+    )
+    assert pdbo.solve(shut, 0.0, 0.0, throw=False).result is RESULTS.infeasible
+
+
+@pytest.mark.parametrize(
+    ("constraints", "match"),
+    [
+        ({"inner_constraint": 3}, "inner_constraint must be a function, got int"),
+        ({"inner_constraint": lambda y: y}, "inner_constraint has the wrong number of arguments"),
+        ({"inner_constraint": lambda x, y: x - 1}, "inner_constraint never depends on y"),
+        ({"outer_constraint": lambda x, y: 0 * x}, "outer_constraint depends on neither x nor y"),
+        (
+            {"inner_constraint": lambda x, y: "y"},
+            r"inner_constraint\(x, y\) must be a number or an",
+        ),
+        ({"inner_constraint": lambda x, y: y < x}, r"is bool for float\d\d x and y"),
+        ({"inner_constraint": lambda x, y: y @ np.ones(3)}, "inner_constraint cannot be evaluated"),
+        ({"outer_constraint": lambda x, y: []}, "outer_constraint returns no numbers"),
+        ({"inner_constraint": lambda x, y: jnp.log(y - 5)}, "inner_constraint is not finite"),
+    ],
+)
+def test_bad_constraints(constraints, match):
+    with pytest.raises(ProblemError, match=match) as error:
+        pdbo.solve(Problem(TUG.f, TUG.g, **constraints), 1.0, 1.0)
+    assert str(error.value).count(". ") == 0
+
+
+def test_what_cannot_handle_constraints_says_so():
+    sentence = "cannot handle inner_constraint"
+    for solver in (pdbo.PDBO(), pdbo.solvers.Implicit(), pdbo.solvers.ITD()):
+        with pytest.raises(ProblemError, match=f"{type(solver).__name__} {sentence}"):
+            pdbo.solve(TUG, 1.0, 1.0, solver)
+    with pytest.raises(ProblemError, match=f"PDBO {sentence}"):
+        pdbo.multistart(TUG, 1.0, 1.0, pdbo.PDBO(), starts=2)
+    with pytest.raises(ProblemError, match=f"compare {sentence}"):
+        pdbo.compare(TUG, 1.0, 1.0, [pdbo.PDBO()])
+    with pytest.raises(ProblemError, match=f"shard {sentence}"):
+        pdbo.shard(TUG)
+    with pytest.raises(ProblemError, match="under jit or vmap"):
+        jax.jit(lambda x: pdbo.solve(TUG, x, 1.0).x)(1.0)
+    with pytest.raises(ProblemError, match="under jit or vmap"):
+        jax.jit(lambda x: pdbo.certify(TUG, x, 1.0).eps)(1.0)
+    with pytest.raises(ProblemError, match="checkpoint cannot be used"):
+        pdbo.solve(TUG, 1.0, 1.0, checkpoint="nowhere")
+    data = pdbo.Batches(np.ones(4), np.ones(4), 2)
+    with pytest.raises(ProblemError, match="cannot be used with Batches"):
+        Problem(lambda x, y, d: x, lambda x, y, d: y, data, inner_constraint=lambda x, y, d: y)
+    many = Problem(lambda x, y: x @ x, lambda x, y: y @ y, inner_constraint=lambda x, y: x - y)
+    with pytest.raises(ProblemError, match="may have up to 200 entries together, got 300"):
+        pdbo.solve(many, np.zeros(100), np.zeros(100))
+
+
+SETS: list[Set] = [
+    Free(), Box(-1.0, np.array([0.5, np.inf, 1.0])), NonNegative(), Ball(1.0), Simplex(1.0),
+    Halfspace(np.array([1.0, 2.0, 0.0]), 0.5), Affine(np.ones((1, 3)), np.ones(1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("set_", SETS, ids=lambda s: type(s).__name__)
+def test_the_rows_of_a_set_say_what_it_contains(set_):
+    rng = np.random.default_rng(0)
+    points = [rng.normal(size=3) for _ in range(20)]
+    points += [np.asarray(set_.project(p)) for p in points]
+    for z in points:
+        below, zero = set_.constraints(z)
+        inside = bool(np.all(np.asarray(below) <= 1e-6) and np.all(np.abs(zero) <= 1e-6))
+        assert inside == bool(set_.contains(z, 1e-5))
+
+
+def test_sets_bind_the_follower_too():
+    problem = Problem(
+        lambda x, y: (y["a"][0] - 0.2) ** 2 + x**2 + (y["b"] - 1) ** 2,
+        lambda x, y: x * y["a"][0] - 2 * y["a"][1] + y["a"][0] ** 2 + (y["b"] - 3) ** 2,
+        y_set=Product({"a": Simplex(1.0), "b": Free()}),
+        inner_constraint=lambda x, y: y["b"] - x - 1,
+    )
+
+    def f(x):  # a = (t, 1 - t) with t = (-x - 2) / 2 in [0, 1], b = min(3, 1 + x)
+        t = np.clip((-x - 2) / 2, 0, 1)
+        return (t - 0.2) ** 2 + x**2 + (min(3.0, 1 + x) - 1) ** 2
+
+    best = min(f(x) for x in np.linspace(-4, 4, 8001))
+    solution = pdbo.solve(problem, 1.0, {"a": jnp.array([0.5, 0.5]), "b": 0.0})
+    assert solution.ok and problem.y_set.contains(solution.y, 1e-6)
+    np.testing.assert_allclose(solution.f, best, atol=1e-5)
+
+
+def test_affine_rows_and_bounds_are_found():
+    problem = Problem(
+        lambda x, y: x[0] * y[0] + x[1], lambda x, y: y @ y,
+        outer_constraint=lambda x, y: jnp.stack([x[0] - 3, -2 * x[1], x[0] + x[1] - y[0]]),
+        inner_constraint=lambda x, y: jnp.stack([y[0] - x[0] ** 2, 1 - y[1]]),
+    )  # fmt: skip
+    with jax.enable_x64(True):
+        model = Model(problem, np.ones(2), np.ones(2))
+    assert list(model.curved) == [0, 1, 5]
+    np.testing.assert_allclose(model.x_hi, [3, np.inf])
+    np.testing.assert_allclose(model.x_lo, [-np.inf, 0])
+    np.testing.assert_allclose(model.lo[3], 1)
+
+
+def test_least_squares_with_signs():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        A, b, free = rng.normal(size=(6, 5)), rng.normal(size=6), rng.random(5) < 0.4
+        lo = np.where(free, -np.inf, 0.0)
+        known = scipy.optimize.lsq_linear(A, b, (lo, np.full(5, np.inf)), tol=1e-14)
+        w, left = fit(A, b, free)
+        assert np.all(w[~free] >= 0)
+        np.testing.assert_allclose(left, np.sqrt(2 * known.cost), atol=1e-8)
+
+
+def test_derivatives_against_finite_differences():
+    problem = Problem(
+        lambda x, y: jnp.exp(x[0] * y[0]) + y[1] ** 3,
+        lambda x, y: jnp.sin(x[0] + y[0]) * y[1] ** 2,
+        inner_constraint=lambda x, y: jnp.stack([x[0] * y[0] ** 2 - 4, y[0] + y[1] - 5]),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        model = Model(problem, np.ones(1), np.ones(2))
+        z = rng.normal(size=(1, 3))
+        a, b, v = rng.normal(size=(1, 4)), rng.normal(size=(1, 4)), rng.normal(size=(1, 2))
+        b[0, 0] = 0.0  # the weights are of inner rows
+
+        def psi(z):
+            d = model.derive(z, a, b, v)
+            return (a @ d.R[0] + b @ d.P[0])[0], d
+
+        value, d = psi(z)
+        h = 1e-5 * np.eye(3)
+        slope = np.array([(psi(z + e)[0] - psi(z - e)[0]) / 2e-5 for e in h])
+        np.testing.assert_allclose(d.slope[0], slope, rtol=1e-6, atol=1e-7)
+        turn = lambda part: np.stack(
+            [(getattr(psi(z + e)[1], part)[0] - getattr(psi(z - e)[1], part)[0]) / 2e-5 for e in h],
+            axis=-1,
+        )
+        for first, second in (("R", "J"), ("st", "D"), ("slope", "H")):
+            np.testing.assert_allclose(
+                getattr(d, second)[0], turn(first), rtol=1e-5, atol=1e-6, err_msg=second
+            )
+        np.testing.assert_allclose(d.DP[0, 1:], turn("P")[1:], rtol=1e-5, atol=1e-6)
+        assert np.isfinite(value)
+
+
+def test_bolib_is_complete():
+    assert len(bolib.names()) == 102
+    with pytest.raises(ValueError, match="unknown problem"):
+        bolib.get("nothing")
+    entry = bolib.get("Bard1988Ex3")
+    x, y = entry.start
+    problem = entry.problem
+    np.testing.assert_allclose(problem.outer(x, y), entry.evaluate(entry.f, x, y), rtol=1e-6)
+    rows = [entry.evaluate(row, x, y) for row in entry.inner]
+    np.testing.assert_allclose(problem.constraint("inner", x, y), rows, rtol=1e-6)
