@@ -16,6 +16,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
+import pdbo
 from pdbo.app import records, runner
 from pdbo.experiments import _corpus, newsgroups
 from pdbo.experiments._results import Record
@@ -66,7 +67,7 @@ def seconds(study: Any, rounds: int = 7) -> dict[str, float]:
     """Seconds per iteration: the median over rounds in which each method runs once."""
     ready = {}
     for name in RACE:
-        solver, problem = newsgroups._solvers()[name], study.problems(name, "")[0]
+        solver, problem = pdbo.presets.get(f"newsgroups/{name}").solver, study.problems(name, "")[0]
         state = solver.init(problem, *study.starts("")[0], jax.random.key(0))
         advance = _advance(solver, EVERY)
         ready[name] = (advance, problem, jax.block_until_ready(advance(problem, state)))

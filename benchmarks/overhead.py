@@ -85,7 +85,7 @@ def documents() -> dict[str, Any]:
     study = newsgroups.Study(_corpus.load(None), 0, 1)
     name = "PDBO with N = 1"
     problem, start = study.problems(name, "")[0], study.starts("")[0]
-    return _ratios(problem, *start, newsgroups._solvers()[name])
+    return _ratios(problem, *start, pdbo.presets.get(f"newsgroups/{name}").solver)
 
 
 def network(width: int = 2900, examples: int = 20_000) -> dict[str, Any]:
