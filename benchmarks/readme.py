@@ -172,6 +172,31 @@ def steps() -> str:
     )
 
 
+def overhead() -> str:
+    """What `solve` adds to bare steps, from the record of `python -m benchmarks.overhead`."""
+    record = json.loads((FOLDER / "overhead.json").read_text())
+    names = {
+        "variables": "100,000 variables",
+        "newsgroups": "20 Newsgroups, 2.6 million weights and as many hyperparameters",
+        "network": "a network of 10.7 million parameters, mini-batches",
+    }
+    rows = [
+        (
+            names[part],
+            found["device"],
+            f"{found['seconds']['bare']:.2f} s",
+            f"{found['ratio']:.2f}",
+            f"{found['ratio without a tolerance']:.2f}",
+        )
+        for part, found in record["results"].items()
+    ]
+    head = ("PDBO", "device", "bare steps", "`solve`", "`solve(tol=None)`")
+    return (
+        f"{record['settings']['steps']:,} steps, compiled before; `solve` as a multiple of the "
+        "bare steps, without looking at the certificate.\n\n" + _markdown(Table("", head, rows))
+    )
+
+
 def scoreboard() -> str:
     """Results of the solvers by kind of problem, from a record of `pdbo reproduce problems`."""
     from pdbo.experiments import problems
@@ -280,8 +305,8 @@ def draw() -> None:
 
 
 TABLES = (
-    speeds, sparse, newsgroups, arrival, estimator, cleaning, steps, scoreboard, solvers, entries,
-    profiles, claims,
+    speeds, sparse, newsgroups, arrival, estimator, cleaning, overhead, steps, scoreboard, solvers,
+    entries, profiles, claims,
 )  # fmt: skip
 
 

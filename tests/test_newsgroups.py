@@ -93,7 +93,8 @@ def record():
         patch.setattr(newsgroups, "_smaller", lambda corpus: corpus)
         patch.setattr(newsgroups, "METHODS", names)
         patch.setattr(newsgroups, "FEATURES", names[-1:])
-        patch.setattr(newsgroups, "_solvers", lambda: dict.fromkeys(names, solver))
+        preset = pdbo.presets.get("newsgroups/PDBO")._replace(solver=solver)
+        patch.setattr(newsgroups.presets, "get", lambda name: preset)
         yield runner.run(newsgroups, "newsgroups", 0, True, iter, data=None)
 
 

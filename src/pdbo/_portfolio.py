@@ -303,7 +303,8 @@ class Portfolio:
 
     def _refutes(self, found: Found, f: float) -> bool:
         """Whether f has fallen along inner minima, by more than rounding and relaxation explain."""
-        if found.facts is None or found.facts.gap_left > 0:
+        facts = found.facts
+        if facts is None or facts.inner_left > self.tol or facts.gap_left > 0:
             return False
         fall = abs(float(self.history.rows["f"][0]) - f)
         return f - found.f > SAME * (fall + abs(f))
