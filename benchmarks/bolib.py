@@ -3,7 +3,6 @@
     python -m benchmarks.bolib            every problem, solve and multistart(64); the record is
                                           benchmarks/records/bolib.json
     python -m benchmarks.bolib NAME ...   some of them, printed only
-    python -m benchmarks.bolib check      the points behind values that are not the listed ones
 
 A problem is solved if the point returned meets all rows to within 1e-4, if y is an inner minimum
 to within 1e-4, and if f is at most 1 % above the best known value, all relative to sizes above one.
@@ -150,19 +149,8 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
-def check() -> None:
-    """The better points: every row and the inner value at them."""
-    for name in bolib.names():
-        entry = bolib.get(name)
-        if entry.note:
-            print(f"{name}: listed {entry.listed}, best {entry.best}: {entry.note}")
-
-
 def main(names: list[str]) -> None:
     """Run some problems, or all and write the record."""
-    if names == ["check"]:
-        check()
-        return
     results: dict[str, Any] = {}
     part = FOLDER / "bolib.part.json"
     chosen = names or sorted(bolib.names())

@@ -11,6 +11,7 @@ import pytest
 import cases
 import pdbo
 from pdbo import _driver
+from pdbo._programs import FEW, Program
 from pdbo._progress import Progress
 
 PDBO = cases.paper_pdbo()
@@ -250,9 +251,9 @@ def test_floats_in_data_do_not_recompile():
     g = lambda x, y, d: (y - x) ** 2
     run = lambda d: pdbo.solve(pdbo.Problem(f, g, d), 0.0, 0.0, pdbo.PDBO(), steps=5)
     run(1.0)
-    compiled = _driver.advance_jit._cached._cache_size()
+    compiled = _driver.advance_jit._quick._cached._cache_size()
     run(2.0)
-    assert _driver.advance_jit._cached._cache_size() == compiled
+    assert _driver.advance_jit._quick._cached._cache_size() == compiled
 
 
 def test_a_solution_prints_its_point_certificate_and_cost():
@@ -267,3 +268,12 @@ def test_a_solution_prints_its_point_certificate_and_cost():
     wide = str(pdbo.solve(follows, np.zeros(n), {"a": np.zeros(n)}, pdbo.PDBO(), steps=2, tol=None))
     assert "y['a'] = array of shape (20,), from 0" in wide and "Relaxed by" in wide
     assert "2 steps, " in wide and "gradients of g" in wide
+
+
+def test_small_problems_are_compiled_quickly_and_large_ones_well():
+    program = Program(lambda x: x + 1)
+    for size in (10, 10 * FEW):
+        np.testing.assert_array_equal(program(jnp.zeros(size)), np.ones(size))
+    counts = [p._cached._cache_size() for p in (program._quick, program._plain)]
+    assert counts == [1, 1]
+    assert jax.jit(program)(jnp.zeros(2)).shape == (2,)

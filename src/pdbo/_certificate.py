@@ -14,6 +14,7 @@ from . import _trees as trees
 from ._checks import traced
 from ._minimize import Minimum, minimize
 from ._problem import Problem
+from ._programs import Program
 from .sets import Set
 
 MAX_SLACK = 1e-6
@@ -234,7 +235,7 @@ def _certificate_at(facts: _Facts, case: _Case) -> Certificate:
     )
 
 
-measure_jit = eqx.filter_jit(measure)
+measure_jit = Program(measure)
 
 
 class _Pair(eqx.Module):

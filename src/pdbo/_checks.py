@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._errors import ProblemError, StartProjected, brief, warn
 from ._mesh import everywhere
+from ._programs import Program
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -151,7 +152,7 @@ def report_point(apart: Sequence[SupportsFloat], found: Sequence[SupportsFloat])
             )
 
 
-@eqx.filter_jit
+@Program
 def _enter(
     problem: "Problem", x: PyTree, y: PyTree, project: bool, coarse: "DTypeLike | None"
 ) -> tuple[PyTree, PyTree, PyTree, PyTree]:

@@ -17,6 +17,7 @@ from ._errors import RESULTS, ProblemError
 from ._mesh import agree, everywhere, is_leader
 from ._precision import Start
 from ._problem import Problem, refuse_constraints
+from ._programs import Program
 from ._progress import Pace
 from ._solution import State, launch
 from ._solver import Solver
@@ -118,7 +119,7 @@ def _to_next(every: int | Int[Array, "*marks"], step: Int[Array, ""]) -> Int[Arr
     return every[jnp.minimum(place, len(every) - 1)] - step
 
 
-advance_jit = eqx.filter_jit(advance)
+advance_jit = Program(advance)
 
 
 def take_steps(problem: Problem, run: State, count: Int[Array, ""]) -> State:
@@ -127,7 +128,7 @@ def take_steps(problem: Problem, run: State, count: Int[Array, ""]) -> State:
     return advance(problem, run, recorder, run.step + count, _MANY, most=_MANY).run
 
 
-take_steps_jit = eqx.filter_jit(take_steps)
+take_steps_jit = Program(take_steps)
 
 
 def chunks(
@@ -189,7 +190,7 @@ def replay(problem: Problem, run: State, count: Int[Array, ""]) -> tuple[State, 
     return end.run, end.last["found"], runaway(end.run, RESULTS.nonfinite).astype(jnp.int32)
 
 
-replay_jit = eqx.filter_jit(replay)
+replay_jit = Program(replay)
 
 
 # The beginning of a run
@@ -204,7 +205,7 @@ def chosen(solver: Solver | None, problem: Problem | None = None) -> Solver:
     return solver
 
 
-_launch_jit = eqx.filter_jit(launch)
+_launch_jit = Program(launch)
 
 
 def begin(start: Start, solver: Solver | None, key: Array | None) -> State:

@@ -22,6 +22,7 @@ from ._options import Options
 from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
+from ._programs import Program
 from ._solution import Solution
 from ._solve import solve
 from ._solver import Solver
@@ -195,7 +196,7 @@ def stacked(solutions: list[Solution]) -> Solution:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *filled)
 
 
-@eqx.filter_jit
+@Program
 def _batch(
     problem: Problem,
     x0s: PyTree,

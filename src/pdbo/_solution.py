@@ -15,7 +15,6 @@ from ._checks import traced
 from ._errors import RESULTS
 from ._problem import Problem
 from ._solver import Point, Solver
-from ._text import describe
 
 if TYPE_CHECKING:
     from ._certificate import Certificate
@@ -188,7 +187,7 @@ class Solution(eqx.Module):
     def __str__(self) -> str:
         if not isinstance(self.result, RESULTS):
             return f"Solution(batch of {np.shape(self.code)})"
-        lines = [self.message, describe("x", self.x), describe("y", self.y)]
+        lines = [self.message, trees.describe("x", self.x), trees.describe("y", self.y)]
         lines.append(f"f = {float(self.f):.9g}, g = {float(self.g):.9g}")
         if self.certificate is not None:
             lines.append(self.certificate.in_words)

@@ -98,3 +98,20 @@ def astype(a: PyTree, dtype: "DTypeLike") -> PyTree:
 def dtype(a: PyTree) -> np.dtype:
     """The dtype of the first leaf; checked points have the same in all leaves."""
     return jax.tree.leaves(a)[0].dtype
+
+
+FEW = 8  # entries of an array that are printed one by one
+
+
+def describe(name: str, tree: PyTree) -> str:
+    """A pytree as text, one line for each of its arrays: its values or, if many, their range."""
+    named = [(jax.tree_util.keystr(p), v) for p, v in jax.tree_util.tree_leaves_with_path(tree)]
+    return "\n".join(f"{name}{path} = {_text(leaf)}" for path, leaf in named)
+
+
+def _text(leaf: object) -> str:
+    array = np.asarray(leaf)
+    if array.size <= FEW:
+        return np.array2string(array, precision=8, separator=", ").replace("\n", "")
+    lowest, highest = float(np.min(array)), float(np.max(array))
+    return f"array of shape {array.shape}, from {lowest:.6g} to {highest:.6g}"

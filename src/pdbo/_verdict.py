@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -14,6 +13,7 @@ from ._checks import traced
 from ._errors import RESULTS
 from ._minimize import minimize
 from ._problem import Problem
+from ._programs import Program
 from ._solution import Solution, State
 
 RUNNING = -1  # the code of a run that goes on
@@ -112,7 +112,7 @@ def unbounded_reason(
     )
 
 
-@eqx.filter_jit
+@Program
 def _along_ray(
     problem: Problem, x: PyTree, y: PyTree, factor: Array
 ) -> tuple[PyTree, Array, Array]:

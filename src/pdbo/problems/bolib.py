@@ -2,8 +2,8 @@
 
 Formulas, starts and listed values of 102 problems of Zhou, Zemkoho and Tin, BOLIB: Bilevel
 Optimization LIBrary of Test Problems (2020), entered as data. Ten listed values are not the best:
-`best` is the better one, and `note` says where it is attained. `python -m benchmarks.bolib check`
-verifies these points by other means.
+`best` is the better one, and `note` says where it is attained. `python -m benchmarks.bolib` checks
+the points it finds for such values by linear programming or SLSQP.
 """
 
 import dataclasses
