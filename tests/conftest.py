@@ -68,13 +68,13 @@ def x32():
 def quick_run(tmp_path_factory):
     """`quick_run(name)` is the folder of a run of `pdbo reproduce --quick`, made once for all.
 
-    The processes that share the tests share it.
+    The processes that share the tests share it. It runs the experiments named, or all of them.
     """
     base = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         base = base.parent
 
-    def get(name):
+    def get(name, *experiments):
         folder = base / f"quick-{name}"
         out, done = folder / "results", folder / "done"
         try:
@@ -85,7 +85,16 @@ def quick_run(tmp_path_factory):
                     break
                 time.sleep(0.1)
         else:
-            command = [sys.executable, "-m", "pdbo", "reproduce", "--quick", "--out", out]
+            command = [
+                sys.executable,
+                "-m",
+                "pdbo",
+                "reproduce",
+                *experiments,
+                "--quick",
+                "--out",
+                out,
+            ]
             run = subprocess.run(command, capture_output=True, text=True, timeout=600)
             (folder / "log").write_text(run.stderr)
             done.write_text(str(run.returncode))
