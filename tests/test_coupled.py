@@ -48,6 +48,10 @@ def test_a_closed_form_with_its_multiplier():
     assert "With constraints: eps is" in str(solution)
 
 
+def test_without_a_tolerance_the_default_one_decides():
+    assert pdbo.solve(TUG, 1.0, 0.0, tol=None).ok
+
+
 def test_equalities_have_free_multipliers():
     weights = np.array([1.0, 2.0])
     problem = Problem(

@@ -137,7 +137,7 @@ class _Facts(NamedTuple):
 
     problem: Problem
     x: PyTree
-    z_set: "_Pair"
+    z_set: "Pair"
     inner: "_Inner"
     kinks: "_Kinks"
     outside: Float[Array, ""]  # distance of the given point to its sets
@@ -173,7 +173,7 @@ def measure(
 
     `eps` is the precision the point was computed in, if lower than that of its dtype.
     """
-    z_set = _Pair(problem, eps)
+    z_set = Pair(problem, eps)
     max_slack = jnp.asarray(max_slack, trees.dtype(x))
     inner, point, large = _inner_and_neighbour(problem, x, y, iterations, neighbour)
     scale_f, scale_g = _scales(problem, x, y) if neighbour else (1.0, 1.0)
@@ -238,7 +238,7 @@ def _certificate_at(facts: _Facts, case: _Case) -> Certificate:
 measure_jit = Program(measure)
 
 
-class _Pair(eqx.Module):
+class Pair(eqx.Module):
     """The set X x Y of z = (x, y)."""
 
     problem: Problem
@@ -314,7 +314,7 @@ def _kinks(
 
 
 def _multipliers(
-    z_set: _Pair,
+    z_set: Pair,
     z: PyTree,
     grad_f: PyTree,
     grad_h: PyTree,
@@ -465,14 +465,16 @@ def _scales(problem: Problem, x: PyTree, y: PyTree) -> tuple[Float[Array, ""], F
     slope, rise = jax.vmap(look)(jnp.arange(1, 4))
     rise = jnp.where(jnp.isfinite(rise), rise, 0)
 
-    def at_most_one(v: Array) -> Array:
-        return jnp.where((v > 0) & (v < 1), v, 1)  # NaN counts as one
-
     spread = jnp.maximum(jnp.max(rise), 0) - jnp.minimum(jnp.min(rise), 0)
     return at_most_one(jnp.max(slope)), at_most_one(spread)
 
 
-def _least_squares(z_set: _Pair, z: PyTree, v: PyTree, w: PyTree) -> Float[Array, ""]:
+def at_most_one(v: Float[Array, ""]) -> Float[Array, ""]:
+    """A positive number, or one if it is larger; NaN and zero count as one."""
+    return jnp.where((v > 0) & (v < 1), v, 1)
+
+
+def _least_squares(z_set: Pair, z: PyTree, v: PyTree, w: PyTree) -> Float[Array, ""]:
     r"""$\arg\min_{\lambda \ge 0} \|P_T(-v - \lambda w)\|$ with T the tangent cone at z.
 
     The square is convex in $\lambda$ with derivative $-2\langle w, P_T(-v - \lambda w)\rangle$;

@@ -18,8 +18,7 @@ from ._options import Options
 from ._precision import Start, session
 from ._problem import Equal, Problem, refuse_constraints
 from ._progress import Progress
-from ._solution import Outcome as Ended
-from ._solution import Solution
+from ._solution import Outcome, Solution
 from ._solver import Point, Solver
 from .coupled.certificate import Facts, look
 from .coupled.model import Model, Points
@@ -30,7 +29,7 @@ STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
 
 
-class Outcome(NamedTuple):
+class Searched(NamedTuple):
     """The best solution, that of every start, and which start led to the best."""
 
     best: Solution
@@ -58,7 +57,7 @@ def solve_coupled(given: Start, solver: Solver, options: Options) -> Solution:
 
 def multistart_coupled(
     given: Start, solver: Solver, options: Options, starts: Callable[[Model], Points]
-) -> Outcome:
+) -> Searched:
     """The solutions from many starts."""
     _check_options(given, solver, options)
     with session(given, solver) as start, _on_cpu():
@@ -147,8 +146,8 @@ class _At(NamedTuple):
     point: Point
 
 
-def _searched(model: Model, starts: Points, options: Options) -> Outcome:
-    history, tol = History(), float(np.asarray(options.tol))
+def _searched(model: Model, starts: Points, options: Options) -> Searched:
+    history, tol = History(), float(np.asarray(options.tolerance))
     columns(_At(Point(*model.like)), options.observe)  # type: ignore
     with Progress(0, ROUNDS, tol, options.progress) as bar:
 
@@ -243,7 +242,7 @@ def _row(model: Model, index: int, round: Round, observe: Callable | None) -> di
     return {k: np.asarray(v)[None] for k, v in row.items()}
 
 
-def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: float) -> Outcome:
+def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: float) -> Searched:
     certificate, best = certificate_of(facts), answer.best
     code, note = _verdict(model, answer, facts, tol)
     rows = history.rows
@@ -256,7 +255,7 @@ def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: 
         x, y = model.point(found.x[i], found.y[i])
         f, g = model.all_rows(np.concatenate([found.x[i], found.y[i]])[None])[0][:2]
         multipliers = inner_multipliers(model, facts.multipliers) if certificate is own else None
-        ended = Ended(certificate.multiplier, certificate, np.int32(code), note)
+        ended = Outcome(certificate.multiplier, certificate, np.int32(code), note)
         steps = len(rows["step"])
         return Solution(x, y, f, g, ended, rows, None, steps, inner_multipliers=multipliers)
 
@@ -269,7 +268,7 @@ def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: 
     index = int(best.lane[0])
     chosen = solution(best, 0, code, certificate, note)
     every[index] = chosen
-    return Outcome(chosen, every, index)
+    return Searched(chosen, every, index)
 
 
 def _verdict(model: Model, answer: Answer, facts: Facts, tol: float) -> tuple[RESULTS, str]:
@@ -285,14 +284,9 @@ def _verdict(model: Model, answer: Answer, facts: Facts, tol: float) -> tuple[RE
         return RESULTS.unbounded, f"f falls without end: it is {value:.3g} {where}."
     if facts.eps <= tol and answer.held:
         return RESULTS.success, ""
-    if best_violation(answer) > 1e-3:
+    if answer.best.violation[0] > 1e-3:
         return RESULTS.infeasible, "no point was found that meets all constraints."
     return (RESULTS.max_steps if answer.cut_short else RESULTS.settled), ""
-
-
-def best_violation(answer: Answer) -> float:
-    """By how much the answer violates a row."""
-    return float(answer.best.violation[0])
 
 
 def inner_multipliers(model: Model, weights: np.ndarray) -> PyTree:

@@ -5,20 +5,20 @@ not looked for. A run whose estimate is within the tolerance gets the full certi
 one would very likely fail it.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from . import _trees as trees
-from ._certificate import MAX_SLACK
+from ._certificate import MAX_SLACK, Pair, at_most_one
 from ._minimize import search
 from ._problem import Problem
 from ._solver import Point
+from .exact.compiled_inner import conjugate_residuals
 
 FAR = 2.0  # times the size of y: a short inner search that goes this far may have no end
 
@@ -59,7 +59,7 @@ def estimate(problem: Problem, point: Point, iterations: ArrayLike) -> Estimate:
         reached = trees.axpy(-found.step, grad_g[1], y)
         multiplier, stationarity = _implicit(problem, x, y, reached, grad_f, iterations)
         complementarity = jnp.zeros_like(g)
-        scale = _at_most_one(trees.length(grad_f))
+        scale = at_most_one(trees.length(grad_f))
     else:
         slope = jax.grad(problem.inner, 0)(x, best.point)
         grad_h = (trees.sub(grad_g[0], slope), grad_g[1])
@@ -101,7 +101,7 @@ def _lagrangian(
     """The given multiplier or the one that fits best, and the stationarity with it."""
 
     def left(m: Float[Array, ""]) -> PyTree:
-        return _tangent(problem, z, trees.scale(-1, trees.axpy(m, grad_h, grad_f)))
+        return Pair(problem).tangent(z, trees.scale(-1, trees.axpy(m, grad_h, grad_f)))
 
     along = trees.dot(grad_h, left(jnp.zeros_like(given)))
     size = trees.dot(grad_h, grad_h)
@@ -125,49 +125,16 @@ def _implicit(
     def onto_face(v: PyTree) -> PyTree:
         return jax.jvp(problem.y_set.project, (reached,), (v,))[1]
 
-    def times(v: PyTree) -> PyTree:
-        return onto_face(jax.jvp(lambda w: slope(x, w)[1], (y,), (v,))[1])
+    b, to_tree = ravel_pytree(onto_face(trees.scale(-1, f_y)))
 
-    v, rest = _conjugate_residuals(times, onto_face(trees.scale(-1, f_y)), iterations)
+    def times(v: Float[Array, " y"]) -> Float[Array, " y"]:
+        curved = jax.jvp(lambda w: slope(x, w)[1], (y,), (to_tree(v),))[1]
+        return ravel_pytree(onto_face(curved))[0]
+
+    solved = conjugate_residuals(times, b, None, jnp.finfo(b.dtype).eps, iterations)
+    v, rest = to_tree(solved.v), solved.residual
     turn = jax.jvp(lambda w: slope(x, w)[0], (y,), (v,))[1]
     down = problem.x_set.tangent(x, trees.scale(-1, trees.add(f_x, turn)))
     size = trees.length(v)
     move = jnp.finfo(size.dtype).eps ** (1 / 3) * (1 + trees.length(y))
     return size / move, jnp.hypot(trees.length(down), trees.length(rest))
-
-
-def _conjugate_residuals(
-    times: Callable[[PyTree], PyTree], b: PyTree, iterations: ArrayLike
-) -> tuple[PyTree, PyTree]:
-    """An approximate least-squares solution of a symmetric system, and what is left of b."""
-    tiny = jnp.finfo(trees.dtype(b)).eps ** 2 * trees.dot(b, b)
-
-    def going(s: tuple) -> Array:
-        count, _, r, *_ = s
-        return (count < iterations) & (trees.dot(r, r) > tiny)
-
-    def improve(s: tuple[Int[Array, ""], PyTree, PyTree, PyTree, PyTree, PyTree]) -> tuple:
-        count, v, r, p, turned_r, turned_p = s
-        curved = trees.dot(r, turned_r)
-        size = trees.dot(turned_p, turned_p)
-        length = curved / jnp.where(size > 0, size, 1)
-        v, r = trees.axpy(length, p, v), trees.axpy(-length, turned_p, r)
-        turned = times(r)
-        ratio = trees.dot(r, turned) / jnp.where(curved != 0, curved, 1)
-        p, turned_p = trees.axpy(ratio, p, r), trees.axpy(ratio, turned_p, turned)
-        stuck = (curved == 0) | (size == 0)
-        return jnp.where(stuck, iterations, count + 1), v, r, p, turned, turned_p
-
-    turned = times(b)
-    start = (jnp.zeros((), jnp.int32), trees.zeros_like(b), b, b, turned, turned)
-    _, v, r, *_ = lax.while_loop(going, improve, start)
-    return v, r
-
-
-def _tangent(problem: Problem, z: PyTree, v: PyTree) -> tuple[PyTree, ...]:
-    sets = (problem.x_set, problem.y_set)
-    return tuple(s.tangent(a, b) for s, a, b in zip(sets, z, v, strict=True))
-
-
-def _at_most_one(v: Float[Array, ""]) -> Float[Array, ""]:
-    return jnp.where((v > 0) & (v < 1), v, 1)

@@ -13,9 +13,10 @@ from jaxtyping import Array, Int, PyTree
 from ._certificate import MAX_SLACK, measure
 from ._driver import Recorder, Row
 from ._errors import ProblemError, brief
-from ._estimate import estimate, values_only
+from ._estimate import Estimate, estimate, values_only
 from ._problem import Problem
 from ._solution import State
+from ._solver import Point
 from ._verdict import judge
 
 COLUMNS = [
@@ -36,6 +37,43 @@ COLUMNS = [
 _COUNTS = ("f_calls", "g_calls", "products")
 
 
+def measured(problem: Problem, point: Point, every: int | Int[Array, ""]) -> Estimate:
+    """The certificate of a point, with an effort that suits a record."""
+    f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
+    slack = jnp.zeros_like(g) if point.slack is None else jnp.asarray(point.slack, g.dtype)
+    certificate = measure(
+        problem,
+        point.x,
+        point.y,
+        point.multiplier,
+        None,
+        jnp.maximum(slack, MAX_SLACK),
+        problem.view.effort_at_record(every),
+        neighbour=point.multiplier is None,
+    )
+    entries = {k: v for k, v in vars(certificate).items() if k in Estimate._fields}
+    if point.multiplier is not None:
+        entries["multiplier"] = point.multiplier
+    return Estimate(f=f, g=g, h=jnp.asarray(certificate.inner_gap) - slack, **entries)
+
+
+def estimated(problem: Problem, point: Point, every: int | Int[Array, ""]) -> Estimate:
+    """An estimate of it; of data in batches only if the steps between two records cost more."""
+    effort = problem.view.effort_of_estimate(every)
+    if not problem.view.in_batches:
+        return estimate(problem, point, effort)
+    return lax.cond(
+        effort > 0,
+        lambda: estimate(problem, point, effort),
+        lambda: values_only(problem, point),
+    )
+
+
+def unjudged(problem: Problem, point: Point, every: int | Int[Array, ""]) -> Estimate:
+    """f and g alone."""
+    return values_only(problem, point)
+
+
 class Certified(Recorder):
     """Records f, g and the certificate, and ends a run whose certificate is within `tol`.
 
@@ -43,77 +81,20 @@ class Certified(Recorder):
         tol: the tolerance; a negative one is never met.
         every: the steps between two records: the certificate's effort is in proportion.
         observe: what the user wants recorded too.
+        look: what is known of the certificate in a row: `measured`, `estimated` or nothing.
     """
 
     tol: ArrayLike
     every: int | Int[Array, ""]
     observe: Callable[[PyTree, PyTree], Row] | None = None
+    look: Callable[[Problem, Point, int | Int[Array, ""]], Estimate] = eqx.field(
+        static=True, default=measured
+    )
 
     def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
-        """A row with the certificate of the current point, and the verdict on it."""
+        """A row for the current point, and the verdict on it."""
         point = run.point
-        f, g = problem.outer(point.x, point.y), problem.inner(point.x, point.y)
-        slack = jnp.zeros_like(g) if point.slack is None else jnp.asarray(point.slack, g.dtype)
-        certificate = measure(
-            problem,
-            point.x,
-            point.y,
-            point.multiplier,
-            None,
-            jnp.maximum(slack, MAX_SLACK),
-            problem.view.effort_at_record(self.every),
-            neighbour=point.multiplier is None,
-        )
-        calls = run.solver.calls(run.solver_state)
-        multiplier = certificate.multiplier if point.multiplier is None else point.multiplier
-        row = {
-            "step": run.step,
-            "f": f,
-            "g": g,
-            "h": certificate.inner_gap - slack,
-            "multiplier": multiplier,
-            "stationarity": certificate.stationarity,
-            "feasibility": certificate.feasibility,
-            "complementarity": certificate.complementarity,
-            "inner_gap": certificate.inner_gap,
-            "eps": certificate.eps,
-            "f_calls": jnp.asarray(calls.f),
-            "g_calls": jnp.asarray(calls.g),
-            "products": jnp.asarray(calls.products),
-        }
-        row |= self.observe(point.x, point.y) if self.observe else {}
-        return row, judge(run, row, self.tol)
-
-
-class Watched(Recorder):
-    """Records f, g and an estimate of the certificate; ends a run whose estimate is within `tol`.
-
-    Attributes:
-        tol: the tolerance.
-        every: the steps between two records: the effort of the estimate is in proportion.
-        observe: what the user wants recorded too.
-        judged: whether anything is estimated; if not, f and g are recorded alone.
-    """
-
-    tol: ArrayLike
-    every: int | Int[Array, ""]
-    observe: Callable[[PyTree, PyTree], Row] | None = None
-    judged: bool = eqx.field(static=True, default=True)
-
-    def record(self, problem: Problem, run: State) -> tuple[Row, Array]:
-        """A row with the estimate at the current point, and the verdict on it."""
-        point = run.point
-        effort = problem.view.effort_of_estimate(self.every)
-        if not self.judged:
-            found = values_only(problem, point)
-        elif problem.view.in_batches:
-            found = lax.cond(
-                effort > 0,
-                lambda: estimate(problem, point, effort),
-                lambda: values_only(problem, point),
-            )
-        else:
-            found = estimate(problem, point, effort)
+        found = self.look(problem, point, self.every)
         calls = run.solver.calls(run.solver_state)
         row = {"step": run.step, **found._asdict()}
         row |= {name: jnp.asarray(n) for name, n in zip(_COUNTS, calls, strict=True)}

@@ -9,7 +9,7 @@ from ._batches import reading
 from ._certificate import Certificate
 from ._driver import PLACES, chunks, replay_jit
 from ._errors import RESULTS
-from ._history import History, Watched
+from ._history import Certified, History, estimated, unjudged
 from ._mesh import agree, is_leader
 from ._options import Options
 from ._precision import measure_in_double
@@ -109,8 +109,8 @@ class HostRun:
     def _advance(self, run: State, first: bool, bar: Progress) -> tuple[State, int, Array | None]:
         """Chunks up to a verdict: the run then, its code and what was not finite, if anything."""
         every, code = jnp.asarray(self.every, jnp.int32), RUNNING
-        judged, tol = self.options.tol is not None, jnp.asarray(self.working_tol)
-        recorder = Watched(tol, every, self.options.observe, judged)
+        look = unjudged if self.options.tol is None else estimated
+        recorder = Certified(jnp.asarray(self.working_tol), every, self.options.observe, look)
         for chunk in chunks(self.problem, run, recorder, self.until, every, first, self.pace):
             code = int(chunk.code)
             rows = self.history.add(run, chunk.rows, int(chunk.written))

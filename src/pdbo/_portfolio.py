@@ -150,7 +150,7 @@ class Portfolio:
             certificate = measure_in_double(self.problem, first.run.point)
             if certificate.eps <= self.tol:
                 relaxed = self.solution(first._replace(certificate=certificate))
-                return self._confirmed(relaxed, float(run.scale))
+                return self._confirmed(relaxed, float(run.scale), None)
         return self._best(first, self._searched(self.search, first.run, until))
 
     def walk(self, begun: State, until: int, look_around: bool = True, keep: bool = True) -> Found:
@@ -230,7 +230,7 @@ class Portfolio:
 
     def alone(self, found: Found) -> bool:
         """Whether an exact solution is certified and nothing hints at another inner minimum."""
-        return found.facts is not None and found.holds(self.tol) and self.single(found.facts)
+        return found.holds(self.tol) and self.single(found.facts)
 
     def single(self, facts: Facts | None) -> bool:
         """Whether g has one valley, and one minimum or a free Y to move in along its minima."""
@@ -254,51 +254,54 @@ class Portfolio:
 
     def _best(self, first: Found, searched: Solution) -> Solution:
         """The best of the exact path, the search, and the exact path from the search's end."""
-        best, before, state = searched, self.history, searched.state
+        best, before, state, last = searched, self.history, searched.state, None
         if state is not None and searched.result is not RESULTS.nonfinite:
             self.history = History(searched.history)
-            last = self._finish(searched, state)
-            if last is not None and last.holds(self.tol):
+            last = self._ended(self._begun(searched.x, searched.y), int(state.step))
+            converged = int(last.run.solver_state.path.status) == CONVERGED
+            if converged and last.holds(self.tol):
                 same = _close(last.run.point.x, searched.x)
                 if same or not searched.ok or last.f < float(searched.f):
                     best = self.solution(last)
         if first.holds(self.tol):
-            lower = first.f < float(best.f) - 1e-6 * (abs(first.f) + abs(float(best.f)))
+            lower = first.f < float(best.f) - SAME * (abs(first.f) + abs(float(best.f)))
             if not best.ok or lower:
                 self.history = before
                 best = self.solution(first)
-        best = self._confirmed(best, float(first.run.scale))
+        best = self._confirmed(best, float(first.run.scale), last if best is searched else None)
         if searched.result is RESULTS.max_steps:  # a search cut short can go on
             return dataclasses.replace(best, state=state, steps=searched.steps)
         return best
 
-    def _confirmed(self, best: Solution, scale: float) -> Solution:
+    def _confirmed(self, best: Solution, scale: float, onward: Found | None) -> Solution:
         """A solution with a relaxed certificate, unless the exact path refutes it or beats it.
 
         Relaxed certificates hold at maxima where g is degenerate, and where f or g becomes flat far
-        away. The exact path from the point, and from points beside it, tells.
+        away. The exact path from the point (`onward`, if it is known) and from beside it tells.
         """
-        x, y = _arrays(best.x), _arrays(best.y)
-        oracle = Oracle(self.problem, x, y)
-        if not best.ok or best.certificate.exact or oracle.nx + oracle.ny > SMALL:  # type: ignore
+        if not best.ok or best.certificate.exact:  # type: ignore
             return best
-        at, follower = oracle.flat(x, y)
+        oracle = Oracle(self.problem, best.x, best.y)
+        if oracle.nx + oracle.ny > SMALL:
+            return best
+        at, follower = oracle.flat(best.x, best.y)
         if max(np.max(np.abs(at)), np.max(np.abs(follower))) > FAR * scale:
             note = "x or y went far away from the start: f or g may have no minimum."
             return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
-        far, f = BESIDE * (1 + np.max(np.abs(at))), float(best.f)
-        moves = [0 * at, *(s * far * e for e in np.eye(oracle.nx)[:4] for s in (1, -1))]
-        for move in moves:
-            near = _arrays(oracle.trees(oracle.project_x(at + move), follower))
-            begun = launch_on_host(self.problem, near[0], near[1], Implicit(part=True))
-            if move.any() and not begun.solver_state.path.f < f - SAME * abs(f):
-                continue
-            found = self._ended(begun, int(best.steps))
-            if found.holds(self.tol) and found.f < f:
-                return self.solution(found)
-            if not move.any() and self._refutes(found, f):
-                note = "f is lower further on, where it may become flat: it may have no minimum."
-                return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
+        f, steps = float(best.f), int(best.steps)
+        onward = onward or self._ended(self._begun(best.x, best.y), steps)
+        if onward.holds(self.tol) and onward.f < f:
+            return self.solution(onward)
+        if self._refutes(onward, f):
+            note = "f is lower further on, where it may become flat: it may have no minimum."
+            return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
+        far = BESIDE * (1 + np.max(np.abs(at)))
+        for move in (s * far * e for e in np.eye(oracle.nx)[:4] for s in (1, -1)):
+            begun = self._begun(*oracle.trees(oracle.project_x(at + move), follower))
+            if begun.solver_state.path.f < f - SAME * abs(f):
+                found = self._ended(begun, steps)
+                if found.holds(self.tol) and found.f < f:
+                    return self.solution(found)
         return best
 
     def _refutes(self, found: Found, f: float) -> bool:
@@ -309,12 +312,10 @@ class Portfolio:
         fall = abs(float(self.history.rows["f"][0]) - f)
         return f - found.f > SAME * (fall + abs(f))
 
-    def _finish(self, searched: Solution, state: State) -> Found | None:
-        """The exact path from where the search ended; None if it does not converge."""
-        x, y = _arrays(searched.x), _arrays(searched.y)
-        begun = launch_on_host(self.problem, x, y, Implicit(part=True))
-        found = self._ended(begun, int(state.step))
-        return found if int(found.run.solver_state.path.status) == CONVERGED else None
+    def _begun(self, x: PyTree, y: PyTree) -> State:
+        """The exact path at its beginning."""
+        x, y = jax.tree.map(np.asarray, (x, y))
+        return launch_on_host(self.problem, x, y, Implicit(part=True))
 
     def _ended(self, begun: State, step: int) -> Found:
         """Where the exact path leads that begins after so many steps."""
@@ -371,10 +372,6 @@ class Portfolio:
         if _size(run) > FAR * float(run.scale) and facts.swing <= LEVEL * fall:
             return "f becomes flat far away from the start: it may have no minimum."
         return ""
-
-
-def _arrays(tree: PyTree) -> PyTree:
-    return jax.tree.map(np.asarray, tree)
 
 
 def _on_host(solution: Solution) -> bool:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .. import _trees as trees
@@ -80,7 +81,7 @@ class Solved(NamedTuple):
 
 
 def conjugate_residuals(
-    product: Map, b: Vector, start: Vector | None, accuracy: Scalar, most: Int[Array, ""]
+    product: Map, b: Vector, start: Vector | None, accuracy: ArrayLike, most: ArrayLike
 ) -> Solved:
     """Solve A v = b as `krylov.conjugate_residuals` does, with an accuracy relative to b."""
     eps, none = float(jnp.finfo(b.dtype).eps), jnp.zeros((), jnp.int32)
