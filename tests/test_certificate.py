@@ -8,7 +8,7 @@ import pytest
 import cases
 import pdbo
 from pdbo import _trees as trees
-from pdbo._certificate import _least_squares, _Pair
+from pdbo._certificate import Pair, _least_squares
 
 KNOWN = cases.known()
 ENTRIES = ("stationarity", "feasibility", "complementarity", "distance")
@@ -85,7 +85,7 @@ def test_stationarity_is_the_distance_to_the_normal_cone():
 def test_least_squares_against_a_grid(constraint):
     rng = np.random.default_rng(1)
     problem = pdbo.Problem(lambda x, y: x[0], lambda x, y: y, x_set=constraint)
-    pair = _Pair(problem)
+    pair = Pair(problem)
 
     grid = np.concatenate([np.linspace(0, 20, 4001), np.linspace(0, 1, 1001) ** 3])
 
