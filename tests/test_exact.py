@@ -340,6 +340,43 @@ def test_a_search_goes_on_from_its_checkpoint(tmp_path):
     np.testing.assert_array_equal(sol.x, whole.x)
 
 
+def test_where_the_inner_minimum_jumps_f_chooses_the_side():
+    # a linear follower: buys up to a price of 3, where both answers are minima
+    problem = pdbo.Problem(
+        lambda x, y: -x * y,
+        lambda x, y: (x - 3) * y,
+        x_set=pdbo.Box(0.0, 10.0),
+        y_set=pdbo.Box(0.0, 1.0),
+    )
+    sol = pdbo.solve(problem, 1.0, 0.5)
+    assert sol.ok
+    np.testing.assert_allclose([sol.x, sol.y], [3.0, 1.0], rtol=1e-7)
+    assert not pdbo.certify(problem, np.float64(3 + 1e-8), np.float64(0.0)).eps <= 1e-4
+
+
+def test_a_curvature_next_to_rounding_is_refused():
+    turn = np.array([[np.cos(0.5), -np.sin(0.5)], [np.sin(0.5), np.cos(0.5)]])
+    curve = jnp.asarray(turn @ np.diag([1.0, 1e-12]) @ turn.T)
+    along = jnp.asarray(turn[:, 0])
+
+    def g(x, y):
+        return 0.5 * (y - x * along) @ curve @ (y - x * along)
+
+    f = lambda x, y: (turn[:, 1] @ y - 1) ** 2 + (x - 1) ** 2
+    sol = pdbo.solve(pdbo.Problem(f, g), 0.5, np.zeros(2), throw=False)
+    assert not sol.ok or abs(turn[:, 1] @ sol.y) <= 1e-3  # y is exactly x times the first column
+
+
+def test_steps_that_only_the_gradient_can_tell_are_taken():
+    # f is 1e6 and flat to 1e-10 around its minimum, where x is known to 1e-8 by its gradient alone
+    problem = pdbo.Problem(
+        lambda x, y: 1e6 + (y - 2) ** 4 + (y - 2) ** 2, lambda x, y: (y - x) ** 2
+    )
+    sol = pdbo.solve(problem, 0.0, 0.0)
+    assert sol.ok
+    np.testing.assert_allclose(sol.x, 2.0, rtol=1e-9)
+
+
 def test_a_lower_valley_in_sight_is_taken():
     problem = pdbo.Problem(lambda x, y: (y**2 - 1) ** 2 + 0.3 * y, lambda x, y: (y - x) ** 2)
     sol = pdbo.solve(problem, 1.5, 1.5)

@@ -41,6 +41,9 @@ EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the to
 LEVEL = 1e-10  # relative to the fall of f: what f changes to second order where it is flat
 FINISH = 100  # the most steps from where the search ended
 BESIDE = 0.03  # relative to x: how far beside a relaxed solution lower ones are looked for
+NEXT = 1e-7  # relative to x: the inner minimum so close by is one here too, up to relaxation
+JUMP = 1e-3  # relative to the fall of f: a difference of this much at one x is no relaxation
+TIED = 1e-5  # relative to the start: so far x may be from where two inner minima tie
 SAME = 1e-6  # relative to the fall of f: values that differ by less are the same
 NEAR = 1e-2  # relative: an exact point this close to the search's is the same solution
 
@@ -55,6 +58,12 @@ class Found(NamedTuple):
     def holds(self, tol: float) -> bool:
         """Whether it is certified, or as good as an exact solution gets."""
         return self.facts is not None and self.facts.eps <= max(tol, EXACT)
+
+    def closer_than(self, other: Solution) -> bool:
+        """Whether its certificate is closer to holding than that of a solution."""
+        if self.certificate is None or other.certificate is None:
+            return False
+        return bool(self.certificate.eps < other.certificate.eps)
 
     @property
     def f(self) -> float:
@@ -268,6 +277,9 @@ class Portfolio:
             if not best.ok or lower:
                 self.history = before
                 best = self.solution(first)
+        elif not best.ok and first.closer_than(best):
+            self.history = before
+            best = self.solution(first)
         best = self._confirmed(best, float(first.run.scale), last if best is searched else None)
         if searched.result is RESULTS.max_steps:  # a search cut short can go on
             return dataclasses.replace(best, state=state, steps=searched.steps)
@@ -302,7 +314,53 @@ class Portfolio:
                 found = self._ended(begun, steps)
                 if found.holds(self.tol) and found.f < f:
                     return self.solution(found)
-        return best
+        return self._sharpened(best, oracle, scale)
+
+    def _sharpened(self, best: Solution, oracle: Oracle, scale: float) -> Solution:
+        """A relaxed solution at an inner minimum rather than near one, the best at its x.
+
+        Where the inner minimum jumps, x is settled and y is not: the inner minima on both sides
+        are minima here, and f chooses among them. If f is much lower at one of them, or like the
+        solution's at none, and the certificate does not hold there, the solution does not hold.
+        """
+        (at, follower), f = oracle.flat(best.x, best.y), float(best.f)
+        apart = JUMP * (abs(float(self.history.rows["f"][0]) - f) + abs(f))
+        far = NEXT * (1 + np.max(np.abs(at)))
+        runs = []
+        for move in (0 * at, *(s * far * e for e in np.eye(at.size)[:4] for s in (1, -1))):
+            next_to = self._begun(*oracle.trees(oracle.project_x(at + move), follower))
+            runs.append(self._moved(next_to, oracle, at))
+        alike = [run for run in runs if abs(run.solver_state.path.f - f) <= apart]
+        lowest = min(runs, key=lambda run: run.solver_state.path.f)
+        run = lowest if lowest.solver_state.path.f < f - apart else (alike or runs)[0]
+        certificate = measure_in_double(self.problem, run.point)
+        if certificate.eps <= self.tol:
+            return self._tied(self._at(best, run, certificate), scale)
+        if abs(run.solver_state.path.f - f) <= apart:
+            return self._tied(best, scale)
+        note = "f is quite different at an inner minimum of this x."
+        return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
+
+    def _at(self, best: Solution, run: State, certificate: Certificate) -> Solution:
+        """A solution moved to the point of an exact state; it goes on from where it was."""
+        moved = self.solution(Found(run, None, certificate))
+        return dataclasses.replace(moved, state=best.state, steps=best.steps, history=best.history)
+
+    def _moved(self, run: State, oracle: Oracle, x: np.ndarray) -> State:
+        """An exact state with another x and its values there."""
+        state: ImplicitState = run.solver_state
+        with np.errstate(all="ignore"):
+            seen = oracle.values(x, state.path.y)
+        path = state.path._replace(x=x, f=np.float64(seen.f), g=np.float64(seen.g))
+        return dataclasses.replace(run, solver_state=state._replace(path=path))
+
+    def _tied(self, best: Solution, scale: float) -> Solution:
+        """A relaxed solution, unless another inner minimum is lower and x far from their tie."""
+        facts = facts_of(self.problem, best.x, best.y, self.tol)
+        if facts is None or facts.tie_left <= TIED * scale:
+            return best
+        note = "g is lower at another inner minimum, and x would have to move far to change that."
+        return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
 
     def _refutes(self, found: Found, f: float) -> bool:
         """Whether f has fallen along inner minima, by more than rounding and relaxation explain."""

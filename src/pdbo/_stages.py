@@ -57,7 +57,7 @@ def decided(facts: Facts, tol: float = TOL) -> bool:
 
     Where g has other valleys, or does not curve, it may hold only if it is relaxed.
     """
-    if facts.eps <= tol or facts.gap_left > WRONG:
+    if facts.eps <= tol or facts.gap_left > WRONG or facts.jump:
         return True
     alone = facts.unique and facts.valleys == 1 and facts.gap_left == 0
     wrong = (facts.outer_left > WRONG and facts.gain > NEGLIGIBLE) or facts.curvature < 0

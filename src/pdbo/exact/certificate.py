@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .dense import EPS, Curvature
-from .kinks import step_left
+from .kinks import falls_beside, step_left
 from .newton import Minimum, minimise, newton_step, terms
 from .oracle import Oracle, Values, Vector
 from .reduced import Reduced, energy, reduce, sizes_of
@@ -31,6 +31,8 @@ class Facts(NamedTuple):
         outer_left: the step left to a solution, relative to x and y.
         gap: how much lower g is elsewhere.
         gap_left: the root of that, relative to the range of g.
+        tie_left: the step in x after which g would not be lower elsewhere, to first order.
+        jump: whether the inner minimum jumps, right beside x, to where f is lower.
         slope: the size of the reduced gradient.
         residual: the size of the gradient of g on its face.
         curvature: the least curvature of f along the inner minima, relative to the largest.
@@ -55,6 +57,8 @@ class Facts(NamedTuple):
     adjoint: tuple[float, float]
     gain: float = np.inf
     swing: float = np.inf
+    tie_left: float = 0.0
+    jump: bool = False
 
     @property
     def eps(self) -> float:
@@ -80,10 +84,15 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     move = newton(reduced, x, 1.0)
     outer_left = _outer_left(oracle, x, y, reduced, move)
     here = Minimum(y, values, inner, True, step.shift, 0)
-    if outer_left > tol >= inner_left and not oracle.free_y and oracle.nx <= KINKED:
-        outer_left = min(outer_left, step_left(oracle, x, here))
+    jump = False
+    if inner_left <= tol and not oracle.free_y and oracle.nx <= KINKED:
+        if outer_left > tol:
+            outer_left = min(outer_left, step_left(oracle, x, here))
+        elif falls_beside(oracle, x, here):
+            outer_left, jump = 1.0, True
+    tie_left = 0.0
     if inner_left <= tol and elsewhere:
-        gap, gap_left, valleys, radius = _elsewhere(oracle, x, y, values)
+        gap, gap_left, tie_left, valleys, radius = _elsewhere(oracle, x, y, values)
     elif inner_left > tol and elsewhere and not oracle.bounded_y:
         gap, gap_left, valleys, radius = (
             *_runaway(oracle, x, y, values, float(np.linalg.norm(step.shift))),
@@ -108,6 +117,8 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         adjoint=(float(np.linalg.norm(reduced.v)), float(reduced.v @ inner.H @ reduced.v)),
         gain=abs(move.slope) / max(abs(reduced.f), 1e-300),
         swing=float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
+        tie_left=tie_left,
+        jump=jump,
     )
 
 
@@ -162,9 +173,12 @@ def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced, move: Mo
 
 def _elsewhere(
     oracle: Oracle, x: Vector, y: Vector, values: Values
-) -> tuple[float, float, int, float]:
-    """How much lower g is in other valleys, absolutely and relatively, their number, the radius."""
-    rise, lower, valleys, radius = _range(oracle, x, y), 0.0, 1, 0.0
+) -> tuple[float, float, float, int, float]:
+    """How much lower g is in other valleys, as it is and relatively, and the step in x to a tie.
+
+    And the number of valleys, and the radius.
+    """
+    rise, lower, valleys, radius, tie = _range(oracle, x, y), 0.0, 1, 0.0, 0.0
     unbounded = not oracle.bounded_y
     base = 2 + 2 * float(np.sqrt(np.mean(y**2)))
     for factor in RADII if unbounded else RADII[:1]:
@@ -186,9 +200,11 @@ def _elsewhere(
             valleys += bool(elsewhere and fall > -1e-6 * rise - noise)
             if np.isfinite(found.values.g) and fall > noise:
                 lower = max(lower, fall)
+                slope = float(np.linalg.norm(found.values.g_x - values.g_x))
+                tie = max(tie, fall / max(slope, 1e-300))
         radius = factor * base
     left = float(np.sqrt(lower / max(rise, lower))) if lower > 0 else 0.0
-    return lower, left, valleys, radius
+    return lower, left, tie, valleys, radius
 
 
 def _runaway(

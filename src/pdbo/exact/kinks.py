@@ -22,6 +22,7 @@ LOOSE = 1e-3  # the least curvature of the model, against the largest
 FARTHEST = 1.0  # relative to x: the longest step
 ASIDE = 1e-7  # relative to x: how far aside the other pieces of a kink are looked for
 SOME = 1e-3  # a step is taken if f falls by this share of what the model says
+LEAP = 1e-2  # relative to y: an inner minimum this far away from that of an x beside has jumped
 
 
 class Piece(NamedTuple):
@@ -164,12 +165,10 @@ def step_left(oracle: Oracle, x: Vector, minimum: Minimum) -> float:
     if here is None:
         return np.inf
     pieces = [here]
-    for sign in (1.0, -1.0):
-        for row in np.eye(x.size):
-            aside = oracle.project_x(x + sign * ASIDE * np.maximum(np.abs(x), LEAST) * row)
-            there = piece_at(oracle, aside, minimise(oracle, aside, minimum.y))
-            if there is not None and not any(there.face.same(p.face) for p in pieces):
-                pieces.append(there)
+    for aside in _aside(oracle, x):
+        there = piece_at(oracle, aside, minimise(oracle, aside, minimum.y))
+        if there is not None and not any(there.face.same(p.face) for p in pieces):
+            pieces.append(there)
     for _ in range(x.size + 2):  # pieces that meet in a corner: look where the model says f falls
         step = model_step(oracle, here, _met(pieces, here))
         if step.left <= ASIDE:
@@ -180,6 +179,25 @@ def step_left(oracle: Oracle, x: Vector, minimum: Minimum) -> float:
             break
         pieces.append(there)
     return model_step(oracle, here, _met(pieces, here)).left + ASIDE
+
+
+def falls_beside(oracle: Oracle, x: Vector, minimum: Minimum) -> bool:
+    """Whether the inner minimum jumps within `ASIDE` of x to where f is lower."""
+    f, f_y = minimum.values.f, minimum.values.f_y
+    for aside in _aside(oracle, x):
+        there = minimise(oracle, aside, minimum.y)
+        way = there.y - minimum.y
+        if there.found and relative(way, minimum.y) > LEAP:
+            noise = 64 * EPS * max(abs(f), abs(there.values.f))
+            if f - there.values.f > SOME * abs(float(f_y @ way)) + noise:
+                return True
+    return False
+
+
+def _aside(oracle: Oracle, x: Vector) -> list[Vector]:
+    """The points next to x in each of its entries."""
+    reach = ASIDE * np.maximum(np.abs(x), LEAST)
+    return [oracle.project_x(x + s * reach * row) for s in (1.0, -1.0) for row in np.eye(x.size)]
 
 
 def _met(pieces: list[Piece], here: Piece) -> list[Piece]:

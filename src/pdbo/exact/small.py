@@ -26,6 +26,8 @@ STILL = 5  # ... and so many in a row end a run: the minimum may be at infinity
 KINK = 1e-9  # relative to x: at a kink a step this short is none
 CRAMPED = 0.1  # a step shortened to this may have met a kink
 KINKED = 30  # the most entries of x for which kinks are looked for
+POLISH = 3  # the most steps at the end that f cannot tell from none
+CLOSE = 1e-3  # relative to x: the longest of those
 PASSES = 12  # the most inner steps of negative curvature before the path gives up
 
 
@@ -47,12 +49,16 @@ class Move(NamedTuple):
     endless: bool = False
 
 
-def newton(reduced: Reduced, x: Vector, reach: float, first: bool = True) -> Move:
+def newton(
+    reduced: Reduced, x: Vector, reach: float, first: bool = True, tiny: bool = False
+) -> Move:
     """A Newton step, made a descent where f curves down and bounded where it hardly curves.
 
     If f curves up in all directions and no step had to be shortened, the first step is not
     bounded, and the others are at most ten times the largest entry of x (or one, if that is
-    smaller); else they are at most `reach` times that, up to 1.
+    smaller); else they are at most `reach` times that, up to 1. Entries are compared in the units
+    that make the curvatures one. `tiny` is whether to take a step that only the gradient can tell
+    from none.
     """
     Q, spectrum = reduced.open, reduced.spectrum
     parts = spectrum.split(Q.T @ reduced.gradient)
@@ -63,32 +69,41 @@ def newton(reduced: Reduced, x: Vector, reach: float, first: bool = True) -> Mov
     # a step that f cannot tell from none is none: towards a minimum at infinity there is no end
     safe = np.where(curved, size, 1.0)
     gain = np.where(curved, 0.5 * slopes**2 / safe, np.inf)
-    slopes = np.where(gain > EPS * abs(reduced.f), slopes, 0.0)
+    slopes = np.where((gain > EPS * abs(reduced.f)) | (tiny & curved), slopes, 0.0)
     free = reach >= 1 and not spectrum.negative and not np.any(slopes[~curved])
-    far = max(float(np.max(np.abs(x), initial=0.0)), 1.0)
+    far = _size(reduced, x)
     most = (np.inf if first else 10.0) if free else min(reach, 1.0)
     step = _bounded(Q, spectrum, slopes, size, most * far)
     known = np.abs(Q) @ spectrum.join_noise(np.where(curved, doubt / safe, 0.0))
     shift = np.where(np.abs(step) > known, step, 0.0)
     both = False
     if not np.any(shift) and spectrum.negative:
-        down = Q @ (spectrum.unit * spectrum.vectors[:, 0])
-        step = shift = down * min(reach, 1.0) * far / np.linalg.norm(down)
+        step = shift = Q @ (spectrum.unit * spectrum.vectors[:, 0]) * min(reach, 1.0) * far
         both = True
     endless = bool(np.any(slopes[~curved]))
     return Move(step, float(reduced.gradient @ step), shift, both, endless)
 
 
+def _size(reduced: Reduced, x: Vector) -> float:
+    """The largest entry of x in the units of the curvatures, or one if that is larger."""
+    Q, unit = reduced.open[: x.size], reduced.spectrum.unit
+    return float(np.max(np.abs(Q.T @ x) / unit, initial=np.min(1 / unit, initial=np.inf)))
+
+
 def _bounded(Q: Matrix, spectrum: Spectrum, slopes: Vector, size: Vector, bound: float) -> Vector:
     """The Newton step, with as much curvature added as brings it within a bound."""
 
-    def step(more: float) -> Vector:
+    def parts(more: float) -> Vector:
         safe = np.where(size + more > 0, size + more, 1.0)
-        return -(Q @ spectrum.join(np.where(size + more > 0, slopes / safe, 0.0)))
+        return np.where(size + more > 0, slopes / safe, 0.0)
+
+    def step(more: float) -> Vector:
+        return -(Q @ spectrum.join(parts(more)))
 
     def fits(more: float) -> bool:
         loose = more == 0 and np.any(slopes[size == 0])
-        return not loose and float(np.max(np.abs(step(more)), initial=0.0)) <= bound
+        long = np.max(np.abs(spectrum.vectors @ parts(more)), initial=0.0)
+        return not loose and float(long) <= bound
 
     if fits(0.0):
         return step(0.0)
@@ -174,6 +189,7 @@ class Small:
         state = state._replace(slope=np.float64(reduced.slope))
         short = relative(move.shift[: oracle.nx], x)
         if not np.any(move.shift) or (state.shift <= SHORT and short > 0.5 * state.shift):
+            state = self._polished(state, inner, reduced)
             return self._ended(state, CONVERGED, short, before)
         trial = self._search(x, y, values, inner, reduced, move)
         if trial is None and not oracle.free_x:
@@ -203,6 +219,29 @@ class Small:
             step=state.step + 1, status=np.int64(STALLED if still >= STILL else RUNNING),
         )  # fmt: skip
         return self._count(state, before)
+
+    def _polished(self, state: SmallState, inner: Curvature, reduced: Reduced) -> SmallState:
+        """The state after steps too short for f to tell, as long as the gradient shrinks."""
+        oracle, nx = self.oracle, self.oracle.nx
+        for _ in range(POLISH):
+            move = newton(reduced, state.x, 1.0, tiny=True)
+            short = relative(move.shift[:nx], state.x)
+            if not np.any(move.shift) or short > CLOSE or move.both:
+                break
+            x = oracle.project_x(state.x + move.step[:nx])
+            start = oracle.project_y(state.y + reduced.tangent[nx:] @ move.step)
+            found = minimise(oracle, x, start, inner)
+            if not found.found or not found.values.finite:
+                break
+            inner = Curvature(oracle, x, found.y, found.values)
+            slope, reduced = reduced.slope, reduce(oracle, x, found.y, found.values, inner)
+            if not reduced.slope < 0.5 * slope:
+                break
+            state = state._replace(
+                x=x, y=found.y, f=np.float64(found.values.f), g=np.float64(found.values.g),
+                slope=np.float64(reduced.slope),
+            )  # fmt: skip
+        return state
 
     def _ended(
         self, state: SmallState, status: int, short: float, before: tuple[int, int]
