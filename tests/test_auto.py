@@ -157,7 +157,7 @@ PAIR = ["mb-3.14", "mb-3.20"]
 PAIR_F, PAIR_G = (pick([problems.get(name) for name in PAIR], kind) for kind in ("outer", "inner"))
 
 
-@pytest.mark.parametrize("name", ["mb-3.14", "mb-3.20", "falk-liu"])
+@pytest.mark.parametrize("name", PAIR)
 def test_single_precision_is_no_excuse(name, x32, tmp_path):
     """Small problems run in double: what is returned is certified, kept and resumed."""
     entry = problems.get(name)
@@ -188,10 +188,9 @@ def test_a_start_on_the_simplex_is_on_it_in_double_too(x32, recwarn):
         pdbo.solve(problem, 0.5, 2 * start, steps=100, throw=False)
 
 
-@pytest.mark.usefixtures("optimised")
 def test_sizes_take_the_same_iterations():
     iterations = []
-    for n in (1, 100_000):
+    for n in (1, 10_000):
         entry = problems.get("bda", n)
         x, y = jax.tree.map(jnp.asarray, entry.start)
         state = jax.jit(lambda x, y, e=entry: run(e.problem, x, y, jax.random.key(0)))(x, y)
@@ -250,7 +249,7 @@ def test_scalings_of_a_sparse_classifier_are_never_nan(x32, optimised):
     finally:
         sys.path.pop(0)
     made = scalings(20)
-    for scale, regulariser in [made[i] for i in (1, 6, 9, 13, 16)]:  # the corners and the middle
+    for scale, regulariser in [made[i] for i in (1, 9, 16)]:  # two corners and the middle
         p, *start = problem(20, 100_000, 2, scale, regulariser)
         x, w = jax.tree.map(jnp.asarray, start)
         state = cases.iterate(p, SOLVER, x, w, 20)

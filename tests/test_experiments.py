@@ -57,15 +57,15 @@ def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(result
 
 
 def test_same_seed_same_bytes(results, quick_run):
-    """By experiments that share all code with the others."""
-    names = ("paths", "sine", "digits")
+    """By experiments that share their code with the others."""
+    names = ("paths", "digits")
     again = quick_run("second", *names)
     for name in names:
         for file in (folders.RECORD, folders.ARRAYS):
             assert (again / name / file).read_bytes() == (results / name / file).read_bytes()
     timed = {"digits"}  # drawn against seconds
     drawn = [f for f in sorted((again / "figures").iterdir()) if f.stem not in timed]
-    assert {"paths", "sine"} <= {figure.stem for figure in drawn}
+    assert "paths" in {figure.stem for figure in drawn}
     for figure in drawn:
         assert (results / "figures" / figure.name).read_bytes() == figure.read_bytes()
 
@@ -457,10 +457,10 @@ def test_scores_count_what_stays_solved_on_both_sides_of_f_star():
 
 def test_scoreboard(monkeypatch, tmp_path):
     module = load("problems")
-    monkeypatch.setattr(module, "QUICK", ("mb-3.10", "mb-3.18"))
+    monkeypatch.setattr(module, "QUICK", ("mb-3.18",))
     monkeypatch.setattr(module, "QUICK_RIVALS", ("PDBO",))
     record = runner.run(module, "problems", 1, True, iter)
-    assert record["AutoPDBO.solved"].shape == (2, 16)
+    assert record["AutoPDBO.solved"].shape == (1, 16)
     # what the runs ended with, against the definition of solved
     near = record["AutoPDBO.f_error"] <= 1e-2
     np.testing.assert_array_equal(
