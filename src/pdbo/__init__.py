@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from . import sets as sets
     from . import sklearn as sklearn
     from . import solvers as solvers
+    from . import torch as torch
     from ._batches import Batches as Batches
     from ._certify import certify as certify
     from ._compare import compare as compare
@@ -110,7 +111,7 @@ _HOMES = {
 }
 _SUBMODULES = (
     "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results", "schedules",
-    "sets", "sklearn", "solvers",
+    "sets", "sklearn", "solvers", "torch",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

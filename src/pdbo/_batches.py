@@ -42,6 +42,8 @@ class Source:
     The next examples are fetched while the last ones are used.
     """
 
+    blame = "examples could not be fetched"
+
     def __init__(self, length: int, take: Callable[[np.ndarray], PyTree]):
         whole_number("length", length)
         if not callable(take):
@@ -385,17 +387,17 @@ def _halves(
 
 @contextlib.contextmanager
 def reading(problem: "Problem") -> Iterator[None]:
-    """Turn a failure of the problem's sources into a `ProblemError` of one sentence."""
-    sources = problem.view.sources
+    """Turn a failure on the host into a `ProblemError` of one sentence."""
+    sources = problem.sources
     for source in sources:
         source.error = None
     try:
         yield
     except Exception as error:
-        failed = next((s.error for s in sources if s.error is not None), None)
-        if failed is None:
-            raise
-        raise ProblemError(f"examples could not be fetched: {brief(failed)}.") from error
+        for source in sources:
+            if source.error is not None:
+                raise ProblemError(f"{source.blame}: {brief(source.error)}.") from error
+        raise
 
 
 def shuffled(

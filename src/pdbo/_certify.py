@@ -53,6 +53,7 @@ def certify(
             again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
+    problem, x, y = problem.entered(x, y)
     if problem.coupled:
         from ._coupled import certify_coupled  # it needs SciPy, as nothing else does
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
+from ._batches import reading
 from ._checks import whole_number
 from ._driver import Row, begin, chosen, take_steps_jit
 from ._errors import RESULTS, ProblemError
@@ -104,10 +105,12 @@ def compare(
     refuse_constraints(problem, "compare")
     if optimum is not None and jax.tree.structure(optimum) != jax.tree.structure((x0, y0)):
         raise ProblemError("optimum must be a pair (x, y) shaped like the start.")
+    problem, x0, y0 = problem.entered(x0, y0)
+    optimum = None if optimum is None else problem.arrays(*optimum)
     tables, results, refused = [], {}, []
     for name, solver in _named(solvers).items():
         try:
-            with session(Start(problem, x0, y0), chosen(solver)) as start:
+            with session(Start(problem, x0, y0), chosen(solver)) as start, reading(start.problem):
                 found = _measure_exact(start, chosen(solver), unit, most, int(every), optimum)
                 if found is None:
                     run = begin(start, solver, key)

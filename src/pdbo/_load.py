@@ -42,15 +42,16 @@ def load(
             other than dicts, lists and tuples.
     """
     check_problem(problem)
+    problem, x0, y0 = problem.entered(x0, y0)
     solver = chosen(solver, problem)
     saved = _saved(path)
     solver = streamed(problem, part_of(solver, saved.header))
     if not _in_double(saved, solver):
-        return _loaded(saved, problem, solver, x0, y0)
+        return problem.left(_loaded(saved, problem, solver, x0, y0))
     with jax.enable_x64(True):
         x0, y0 = trees.astype((x0, y0), jnp.float64)
         solution = _loaded(saved, to_float64(problem), solver, x0, y0)
-    return returned(solution)
+    return problem.left(returned(solution))
 
 
 def _saved(path: str | os.PathLike[str]) -> Saved:

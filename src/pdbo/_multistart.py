@@ -84,6 +84,8 @@ def multistart(
         x0, y0 = jax.tree.map(lambda v: v if starts is not None else v[0], (x0s, y0s))
     except (TypeError, IndexError):  # no batch of starts, as is said below
         x0, y0 = x0s, y0s
+    problem, x0, y0 = problem.entered(x0, y0)
+    x0s, y0s = problem.arrays(x0s, y0s)
     if problem.coupled:
         return _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, options)
     with session(Start(problem, x0, y0), solver) as start:
@@ -94,7 +96,7 @@ def multistart(
         if batch is None:
             batch = _batch(start.problem, x0s, y0s, solver, keys, tol, steps, every)
         best = _best(start.problem, batch, float(tol))
-    return returned(best)
+    return problem.left(returned(best))
 
 
 def _coupled(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
@@ -21,6 +21,12 @@ from .sets import Free, Set
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
+
+    from ._batches import Source
+    from ._solution import Solution
+    from .torch._functions import TorchFunction
+
+S = TypeVar("S", bound="Solution")
 
 
 class _Originals:
@@ -109,8 +115,8 @@ class Problem(eqx.Module):
         outer_constraint: Callable | None = None,
         inner_constraint: Callable | None = None,
     ):
-        self.f = _callable("f", f, data is not None)
-        self.g = _callable("g", g, data is not None)
+        self.f = checked_callable("f", f, data is not None)
+        self.g = checked_callable("g", g, data is not None)
         self.outer_constraint = _optional("outer_constraint", outer_constraint, data)
         self.inner_constraint = _optional("inner_constraint", inner_constraint, data)
         self._originals = originals = _Originals()
@@ -134,6 +140,27 @@ class Problem(eqx.Module):
     def inner(self, x: PyTree, y: PyTree) -> Array:
         """The value of g."""
         return self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
+
+    @property
+    def sources(self) -> "list[Source | TorchFunction]":
+        """What may fail on the host in the middle of a run."""
+        return list(self.view.sources)
+
+    def entered(self, x0: PyTree, y0: PyTree) -> "tuple[Problem, PyTree, PyTree]":
+        """The problem for this kind of point, and the point as arrays; see `pdbo.torch`."""
+        return self, x0, y0
+
+    def arrays(self, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
+        """A point of a kind that was entered, as arrays."""
+        return x, y
+
+    def left(self, solution: S) -> S:
+        """A solution with x and y of the kind that was entered."""
+        return solution
+
+    def observer(self, observe: Callable | None) -> Callable | None:
+        """What looks at x and y as arrays, of what looks at them as they were entered."""
+        return observe
 
     def on_all(self) -> "Problem":
         """The problem on all of its data, if this one has a batch of them."""
@@ -176,7 +203,8 @@ class Problem(eqx.Module):
         return trees.astype(eqx.tree_at(lambda p: p.data, self, data), dtype)
 
 
-def _callable(name: str, function: object, with_data: bool) -> Callable:
+def checked_callable(name: str, function: object, with_data: bool) -> Callable:
+    """The function; a ProblemError if it does not take x, y and, if there are any, the data."""
     if not callable(function):
         raise ProblemError(f"{name} must be a function, got {type(function).__name__}.")
     call = f"{name}(x, y, data)" if with_data else f"{name}(x, y)"
@@ -200,7 +228,7 @@ def _optional(name: str, function: object, data: PyTree) -> Callable | None:
         return None
     if isinstance(data, DataView):
         raise ProblemError(f"{name} needs all of the data at once: it cannot be used with Batches.")
-    return _callable(name, function, data is not None)
+    return checked_callable(name, function, data is not None)
 
 
 def _set(name: str, value: object) -> Set:

@@ -83,7 +83,13 @@ def solve(
     )  # fmt: skip
     check_problem(problem)
     try:
-        return _solve(Start(problem, x0, y0, _state(state, x0, y0)), solver, options)
+        carried = _state(state, x0, y0)
+        problem, x, y = problem.entered(x0, y0)
+        options = dataclasses.replace(options, observe=problem.observer(observe))
+        return problem.left(_solve(Start(problem, x, y, carried), solver, options))
+    except SolveError as error:
+        error.solution = problem.left(error.solution)
+        raise
     except ProblemError as error:
         error.solution = error.solution or _no_solution(x0, y0, str(error))
         if throw:

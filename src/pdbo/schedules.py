@@ -117,6 +117,7 @@ def estimate_constants(
     if not whole or samples < 2 or iterations < 1 or not (is_number(radius) and radius > 0):
         raise ProblemError("whole numbers samples >= 2 and iterations >= 1, and radius > 0 needed.")
     check_problem(problem)
+    problem, x, y = problem.entered(x, y)
     x, y = check_point(problem, x, y)
     key = jax.random.key(0) if key is None else key
     return Constants(*map(float, _estimate(problem, x, y, radius, samples, iterations, key)))
