@@ -15,6 +15,7 @@ ROOT = HERE.parents[1]
 FOLDER = ROOT / ".peers"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 INSTALL_SECONDS = 1800
+OURS = ("ours", "ours_torch")  # run in the environment of the suite
 
 
 class PeerError(RuntimeError):
@@ -32,7 +33,7 @@ def environment(name: str) -> str:
     The requirements are installed line by line, so that a later line does not pull in another
     version of an earlier one.
     """
-    if name == "ours":
+    if name in OURS:
         return sys.executable
     wanted = (HERE / f"{name}.txt").read_text()
     home = FOLDER / name
@@ -78,7 +79,7 @@ class Process:
 
     def __init__(self, name: str, threads: int, log: pathlib.Path | None = None):
         python = environment(name)
-        inherited = {k: v for k, v in os.environ.items() if name == "ours" or k != "PYTHONPATH"}
+        inherited = {k: v for k, v in os.environ.items() if name in OURS or k != "PYTHONPATH"}
         pinned = dict.fromkeys(THREADS, str(threads))
         cores = sorted(os.sched_getaffinity(0))[:threads]
         FOLDER.mkdir(exist_ok=True)

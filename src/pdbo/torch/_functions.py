@@ -1,8 +1,9 @@
 """f and g in PyTorch: values and derivatives by autograd, on the buffers that JAX hands over."""
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._errors import ProblemError
 from ._derivatives import Leaves, value_of
-from ._sides import Side, unknowns
+from ._sides import Side
 
 Reader = Callable[[Sequence[np.ndarray], torch.dtype, torch.device], tuple]
 
@@ -37,7 +38,7 @@ class TorchFunction:
         self.name, self.call, self.read, self.sides = name, call, read, sides
         self.error: Exception | None = None
         self.single = ""  # why it cannot be evaluated in double, if it cannot
-        self._shell = _Shell(*(side.module for side in sides))
+        self._slots = _slots(sides)
         self._constants: dict[torch.dtype, dict[str, torch.Tensor]] = {}
 
     @property
@@ -61,22 +62,38 @@ class TorchFunction:
 
     def at(self, call: Callable, x: PyTree, y: PyTree, data: tuple = ()) -> Any:
         """What a function of the user's returns at a point given as tensors."""
-        if not self._shell.named:
+        if not self._slots:
             return call(x, y, *data)
         parts = dict(self._fixed(jax.tree.leaves((x, y))[0].dtype))
+        given = []
         for side, point in zip(self.sides, (x, y), strict=True):
+            given.append(point if side.module is None else side.module)
             if side.module is not None:
                 parts |= {f"{side.name}.{name}": point[name] for name in side.names}
-        return torch.func.functional_call(
-            self._shell, parts, (call, x, y, data), tie_weights=False
-        )
+        with self._holding(parts):
+            return call(*given, *data)
+
+    @contextlib.contextmanager
+    def _holding(self, parts: dict[str, torch.Tensor]) -> Iterator[None]:
+        """The modules with other parameters, as `torch.func.functional_call` has them, but faster."""
+        slots = [(*self._slots[name], tensor) for name, tensor in parts.items()]
+        before = [held[key] for held, key, _ in slots]
+        try:
+            for held, key, tensor in slots:
+                held[key] = tensor
+            yield
+        finally:
+            for (held, key, _), tensor in zip(slots, before, strict=True):
+                held[key] = tensor
 
     def _fixed(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Buffers and frozen parameters in the precision of a point, if they have another."""
         if dtype not in self._constants:
+            unknown = {f"{side.name}.{name}" for side in self.sides for name in side.names}
+            tensors = {n: held[key] for n, (held, key) in self._slots.items() if n not in unknown}
             self._constants[dtype] = {
                 name: tensor.to(dtype)
-                for name, tensor in self._shell.fixed()
+                for name, tensor in tensors.items()
                 if tensor.is_floating_point() and tensor.dtype != dtype
             }
         return self._constants[dtype]
@@ -136,7 +153,7 @@ class _At:
                 scalar = sum(turned[1:], turned[0])
             if wanted:
                 out += _gradient(scalar, point, wanted, False)
-        return [leaf.detach().cpu().numpy() for leaf in out]
+        return [leaf.numpy() if leaf.is_cpu else leaf.cpu().numpy() for leaf in out]
 
 
 def _gradient(
@@ -155,26 +172,16 @@ def _gradient(
 
 def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The memory of an array on the CPU, a copy of it elsewhere."""
-    return torch.from_numpy(array).to(device)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
-class _Shell(torch.nn.Module):
-    """The modules among x and y as parts of one, so that one call sets both."""
-
-    def __init__(self, x: torch.nn.Module | None, y: torch.nn.Module | None):
-        super().__init__()
-        self.named = [name for name, part in (("x", x), ("y", y)) if part is not None]
-        for name, part in (("x", x), ("y", y)):
-            if part is not None:
-                self.add_module(name, part)
-
-    def forward(self, call: Callable, x: Any, y: Any, data: tuple) -> torch.Tensor:
-        """The user's function, with the modules in place of their parameters."""
-        parts = self._modules
-        return call(parts.get("x", x), parts.get("y", y), *data)
-
-    def fixed(self) -> list[tuple[str, torch.Tensor]]:
-        """Buffers and frozen parameters."""
-        trained = unknowns(self)
-        frozen = [(n, p) for n, p in self.named_parameters() if n not in trained]
-        return [*frozen, *self.named_buffers()]
+def _slots(sides: tuple[Side, Side]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Where the modules among x and y keep each of their parameters and buffers."""
+    found = {}
+    for side in sides:
+        for path, layer in side.module.named_modules() if side.module is not None else ():
+            prefix = f"{side.name}.{path}." if path else f"{side.name}."
+            for held in (layer._parameters, layer._buffers):
+                found |= {prefix + key: (held, key) for key, v in held.items() if v is not None}
+    return found

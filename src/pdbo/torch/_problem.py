@@ -11,6 +11,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 from jaxtyping import PyTree
 
+from .._checks import traced
 from .._errors import ProblemError
 from .._problem import Problem, checked_callable
 from .._solution import Solution
@@ -165,8 +166,8 @@ class TorchProblem(Problem):
         return sides[0].arrays(x), sides[1].arrays(y)
 
     def left(self, solution: S) -> S:
-        """The solution with x and y as tensors."""
-        if not isinstance(self.f, TorchFunction):
+        """The solution with x and y as tensors, outside of jit and vmap."""
+        if not isinstance(self.f, TorchFunction) or traced(solution.x, solution.y):
             return solution
         x, y = self.f.sides
         changes: dict[str, Any] = {"x": x.tensors(solution.x), "y": y.tensors(solution.y)}
@@ -229,7 +230,7 @@ class _Observer:
     def __call__(self, x: PyTree, y: PyTree) -> dict[str, Any]:
         """A dict of numbers, as `observe` of `solve` returns it."""
         leaves, structure = jax.tree.flatten((x, y))
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        if not traced(leaves):
             return self._seen(x, y)
         blank = jax.tree.unflatten(structure, [np.zeros(v.shape, v.dtype) for v in leaves])
         like = self._seen(*blank)
