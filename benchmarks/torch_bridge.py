@@ -33,9 +33,7 @@ def network(units: int, batch: int) -> tuple[pdbo.Problem, torch.Tensor, torch.n
     """A network of two hidden layers with a weight decay for each of its parameters' tensors."""
     torch.manual_seed(0)
     layers = torch.nn.Linear(64, units), torch.nn.Linear(units, units), torch.nn.Linear(units, 10)
-    net = torch.nn.Sequential(
-        layers[0], torch.nn.Tanh(), layers[1], torch.nn.Tanh(), layers[2]
-    )
+    net = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1], torch.nn.Tanh(), layers[2])
     data = {"X": torch.randn(batch, 64), "t": torch.randint(0, 10, (batch,))}
 
     def f(x: Any, y: Any, data: Any) -> torch.Tensor:
@@ -102,11 +100,7 @@ def to_target(name: str) -> dict[str, Any]:
     with Bench(WORKLOADS[name], 1) as bench:
         for entry in (OURS, *LIBRARIES):
             peer = "ours_torch" if entry == OURS else entry
-            chosen = (
-                {"solve": {"throw": False}}
-                if entry == OURS
-                else known["entries"][entry]["settings"]
-            )
+            chosen = {} if entry == OURS else known["entries"][entry]["settings"]
             try:
                 best = bench.best(peer, [chosen])
                 found[entry] = {

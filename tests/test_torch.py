@@ -1,4 +1,4 @@
-"""f and g in PyTorch: the same values, derivatives and runs as in JAX, and sentences for the rest."""
+"""f and g in PyTorch: values, derivatives and runs as in JAX, and sentences for the rest."""
 
 import jax
 import jax.numpy as jnp
@@ -220,7 +220,9 @@ def test_loaders_keep_their_seeded_order_and_resume_in_the_middle_of_an_epoch():
         if state is not None:
             problem.entered(*start)
             start = (None, None)
-        solver = None if state is not None else pdbo.PDBO(0.01, 0.01, inner_step=1e-3, inner_steps=2)
+        solver = (
+            None if state is not None else pdbo.PDBO(0.01, 0.01, inner_step=1e-3, inner_steps=2)
+        )
         noted.clear()
         sol = pdbo.solve(problem, *start, solver, steps=steps, tol=None, every=100, state=state)
         return sol, noted
@@ -308,7 +310,7 @@ def test_a_failure_in_the_middle_of_a_run_is_a_sentence():
         return ((y - x) ** 2).sum()
 
     problem = pdbo.torch.problem(lambda x, y: (y**2).sum(), g)
-    with pytest.raises(pdbo.ProblemError, match="g or one of its derivatives.*out of cheese"):
+    with pytest.raises(pdbo.ProblemError, match=r"g or one of its derivatives.*out of cheese"):
         pdbo.solve(problem, *POINT, pdbo.PDBO(), steps=50, tol=None)
 
 

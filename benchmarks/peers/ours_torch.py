@@ -1,4 +1,4 @@
-"""pdbo with f and g in PyTorch: `pdbo.solve` without settings; one iteration is the whole solve."""
+"""pdbo with f and g in PyTorch: `pdbo.solve` without a solver and without settings."""
 
 from typing import Any
 
@@ -30,19 +30,21 @@ def functions(family: str) -> tuple[Any, Any]:
 
 
 class Solve:
-    """`pdbo.solve` until it stops, including the certificate."""
-
-    finished = True
+    """`pdbo.solve` without a solver named, for a number of steps."""
 
     def __init__(self, job: dict[str, Any], data: dict[str, np.ndarray]):
         self.start = tuple(v.detach() for v in in_torch.start(data))
         tensors = {k: torch.from_numpy(v) for k, v in data.items() if k not in ("x0", "y0")}
         self.problem = pdbo.torch.problem(*functions(job["family"]), data=tensors)
-        self.options = job["settings"]["solve"]
+        self.state = None
 
     def advance(self, steps: int) -> None:
-        """The whole solve."""
-        self.solution = pdbo.solve(self.problem, *self.start, **self.options)
+        """Carry on for `steps` steps."""
+        start = (None, None) if self.state is not None else self.start
+        self.solution = pdbo.solve(
+            self.problem, *start, steps=steps, tol=None, state=self.state, throw=False
+        )
+        self.state = self.solution.state
 
     def point(self) -> tuple[np.ndarray, np.ndarray]:
         """x and y."""

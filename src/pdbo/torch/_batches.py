@@ -112,9 +112,7 @@ class TorchBatches(Batches):
 
     readers: tuple = eqx.field(static=True)
 
-    def __init__(
-        self, readers: tuple, orders: tuple, sizes: tuple, chunk: int | None, passes: int
-    ):
+    def __init__(self, readers: tuple, orders: tuple, sizes: tuple, chunk: int | None, passes: int):
         numbers = [np.arange(r.length, dtype=np.int32) for r in readers]
         super().__init__(*numbers, sizes, chunk=chunk, passes=passes)
         self.readers = readers
@@ -204,7 +202,7 @@ def _order(name: str, loader: Any) -> Order | None:
     sampler = loader.sampler
     if type(loader.batch_sampler) is not BatchSampler:
         raise ProblemError(
-            f"{name} has a batch_sampler of its own: give its DataLoader a batch_size and a sampler."
+            f"{name} has a batch_sampler of its own: give its DataLoader batch_size and sampler."
         )
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
         return None  # shuffled, and not seeded: the key of `solve` decides
@@ -257,7 +255,9 @@ def _of_tensors(name: str, given: PyTree) -> _Reader:
             )
     lengths = sorted({len(leaf) for leaf in leaves})
     if len(lengths) != 1 or lengths[0] == 0:
-        raise ProblemError(f"all tensors of {name} need the same number of examples, got {lengths}.")
+        raise ProblemError(
+            f"all tensors of {name} need the same number of examples, got {lengths}."
+        )
 
     def take(numbers: np.ndarray) -> PyTree:
         if len(numbers) == lengths[0] and np.array_equal(numbers, np.arange(lengths[0])):

@@ -54,11 +54,13 @@ def check_functions(
         found = [None] * len(z)
         if value.requires_grad:
             found = torch.autograd.grad(value, point, allow_unused=True)
-        depends = [any(part is not None for part in half) for half in (found[:count], found[count:])]
+        depends = [
+            any(part is not None for part in half) for half in (found[:count], found[count:])
+        ]
         reached |= {depends[0]}
         if not depends[1]:
             raise ProblemError(
-                f"{name} does not depend on y: look for .detach(), .item() or torch.no_grad() in it."
+                f"{name} does not depend on y: look for .detach(), .item() or torch.no_grad()."
             )
         function.single = _single(function, structure, z, rows)
     if True not in reached:
@@ -78,7 +80,9 @@ def _evaluated(function: TorchFunction, structure: Any, point: list, rows: list)
         raise ProblemError(
             f"{function.name} cannot be evaluated at (x0, y0): {brief(error)}."
         ) from error
-    if any(not torch.equal(a, b) for a, b in zip(random, _random_state(point[0].device), strict=True)):
+    if any(
+        not torch.equal(a, b) for a, b in zip(random, _random_state(point[0].device), strict=True)
+    ):
         raise ProblemError(
             f"{function.name} draws random numbers, so it is another function at every call: draw "
             "them once, before the problem is made, or call .eval() on the module."

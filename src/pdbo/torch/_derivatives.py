@@ -8,6 +8,7 @@ second derivatives in every order of the two, and the third derivatives of the e
 up as one call of the host each.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -48,7 +49,7 @@ class _Layout:
     def __init__(self, leaves: int, extras: int, directions: tuple[Leaves, ...]):
         self.leaves, self.extras, self.directions = leaves, extras, directions
         starts = leaves + extras + np.cumsum([0, *map(len, directions)])
-        self.spans = [slice(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        self.spans = [slice(a, b) for a, b in itertools.pairwise(starts)]
 
     def split(self, operands: Sequence[Any]) -> tuple[Any, Any, list[dict[int, Any]]]:
         """z, the indices and the directions by leaf."""
@@ -60,9 +61,7 @@ class _Layout:
         return operands[: self.leaves], operands[self.leaves : start], ways
 
 
-def value_of(
-    function: Function, z: Sequence[Array], indices: Sequence[Array]
-) -> Float[Array, ""]:
+def value_of(function: Function, z: Sequence[Array], indices: Sequence[Array]) -> Float[Array, ""]:
     """The value of a function of the host, for JAX to differentiate."""
     return _bind(function, z, indices, [], (), True)[0]
 

@@ -75,7 +75,7 @@ class TorchFunction:
 
     @contextlib.contextmanager
     def _holding(self, parts: dict[str, torch.Tensor]) -> Iterator[None]:
-        """The modules with other parameters, as `torch.func.functional_call` has them, but faster."""
+        """The modules with other parameters: `torch.func.functional_call`, but faster."""
         slots = [(*self._slots[name], tensor) for name, tensor in parts.items()]
         before = [held[key] for held, key, _ in slots]
         try:
@@ -149,7 +149,10 @@ class _At:
             out = [scalar.detach()] if value else []
             for way in directions:
                 slopes = _gradient(scalar, point, tuple(way), True)
-                turned = [(s * _tensor(v, device)).sum() for s, v in zip(slopes, way.values())]
+                turned = [
+                    (s * _tensor(v, device)).sum()
+                    for s, v in zip(slopes, way.values(), strict=True)
+                ]
                 scalar = sum(turned[1:], turned[0])
             if wanted:
                 out += _gradient(scalar, point, wanted, False)

@@ -133,9 +133,10 @@ def check_pair(x: Side, y: Side) -> None:
     for what, a, b in (("device", x.device, y.device), ("dtype", x.dtype, y.dtype)):
         if a != b:
             on = "on " if what == "device" else ""
+            a, b = (str(v).removeprefix("torch.") for v in (a, b))
             raise ProblemError(
-                f"x and y must share one {what}, but {x.first} is {on}{str(a).removeprefix('torch.')} "
-                f"and {y.first} is {on}{str(b).removeprefix('torch.')}: move them with .to(...)."
+                f"x and y must share one {what}, but {x.first} is {on}{a} and {y.first} is {on}{b}: "
+                "move them with .to(...)."
             )
     parts = [(s.name, s.module) for s in (x, y) if s.module is not None]
     refuse_shared((f"{name}0.{k}", p) for name, m in parts for k, p in m.named_parameters())
