@@ -1,9 +1,8 @@
 """f and g in PyTorch: values and derivatives by autograd, on the buffers that JAX hands over."""
 
-import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +15,8 @@ from ._derivatives import Leaves, value_of
 from ._sides import Side
 
 Reader = Callable[[Sequence[np.ndarray], torch.dtype, torch.device], tuple]
+
+Slot = tuple[dict[str, Any], str]  # where a module keeps a parameter, and under which name
 
 _LOCK = threading.Lock()  # XLA may ask for f and g at once, and a module holds one point at a time
 
@@ -39,7 +40,8 @@ class TorchFunction:
         self.error: Exception | None = None
         self.single = ""  # why it cannot be evaluated in double, if it cannot
         self._slots = _slots(sides)
-        self._constants: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+        self._trained = [[self._slots[f"{s.name}.{n}"] for n in s.names] for s in sides]
+        self._constants: dict[torch.dtype, list[tuple[Slot, torch.Tensor]]] = {}
 
     @property
     def blame(self) -> str:
@@ -57,45 +59,43 @@ class TorchFunction:
         self, structure: Any, z: list[torch.Tensor], indices: Sequence[np.ndarray]
     ) -> torch.Tensor:
         """The value, in PyTorch."""
-        x, y = jax.tree.unflatten(structure, z)
-        return self.at(self.call, x, y, self.read(indices, z[0].dtype, z[0].device))
+        data = self.read(indices, z[0].dtype, z[0].device)
+        return self.at(self.call, structure, z, data)
 
-    def at(self, call: Callable, x: PyTree, y: PyTree, data: tuple = ()) -> Any:
+    def at(self, call: Callable, structure: Any, z: list[torch.Tensor], data: tuple = ()) -> Any:
         """What a function of the user's returns at a point given as tensors."""
-        if not self._slots:
-            return call(x, y, *data)
-        parts = dict(self._fixed(jax.tree.leaves((x, y))[0].dtype))
-        given = []
-        for side, point in zip(self.sides, (x, y), strict=True):
-            given.append(point if side.module is None else side.module)
+        halves = structure.children()
+        count = halves[0].num_leaves
+        given, slots, tensors = [], [], []
+        for side, half, part, own in zip(
+            self.sides, halves, (z[:count], z[count:]), self._trained, strict=True
+        ):
+            given.append(half.unflatten(part) if side.module is None else side.module)
             if side.module is not None:
-                parts |= {f"{side.name}.{name}": point[name] for name in side.names}
-        with self._holding(parts):
+                slots += own
+                tensors += part
+        for slot, tensor in self._fixed(z[0].dtype) if slots else ():
+            slots.append(slot)
+            tensors.append(tensor)
+        before = [held[key] for held, key in slots]
+        try:  # as `torch.func.functional_call` does, but faster
+            for (held, key), tensor in zip(slots, tensors, strict=True):
+                held[key] = tensor
             return call(*given, *data)
-
-    @contextlib.contextmanager
-    def _holding(self, parts: dict[str, torch.Tensor]) -> Iterator[None]:
-        """The modules with other parameters: `torch.func.functional_call`, but faster."""
-        slots = [(*self._slots[name], tensor) for name, tensor in parts.items()]
-        before = [held[key] for held, key, _ in slots]
-        try:
-            for held, key, tensor in slots:
-                held[key] = tensor
-            yield
         finally:
-            for (held, key, _), tensor in zip(slots, before, strict=True):
+            for (held, key), tensor in zip(slots, before, strict=True):
                 held[key] = tensor
 
-    def _fixed(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def _fixed(self, dtype: torch.dtype) -> list[tuple[Slot, torch.Tensor]]:
         """Buffers and frozen parameters in the precision of a point, if they have another."""
         if dtype not in self._constants:
             unknown = {f"{side.name}.{name}" for side in self.sides for name in side.names}
-            tensors = {n: held[key] for n, (held, key) in self._slots.items() if n not in unknown}
-            self._constants[dtype] = {
-                name: tensor.to(dtype)
-                for name, tensor in tensors.items()
-                if tensor.is_floating_point() and tensor.dtype != dtype
-            }
+            fixed = [(held, key) for n, (held, key) in self._slots.items() if n not in unknown]
+            self._constants[dtype] = [
+                ((held, key), held[key].to(dtype))
+                for held, key in fixed
+                if held[key].is_floating_point() and held[key].dtype != dtype
+            ]
         return self._constants[dtype]
 
 
@@ -179,7 +179,7 @@ def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.to(device)
 
 
-def _slots(sides: tuple[Side, Side]) -> dict[str, tuple[dict[str, Any], str]]:
+def _slots(sides: tuple[Side, Side]) -> dict[str, Slot]:
     """Where the modules among x and y keep each of their parameters and buffers."""
     found = {}
     for side in sides:

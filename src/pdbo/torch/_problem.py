@@ -224,7 +224,8 @@ class _Observer:
     def _seen(self, x: PyTree, y: PyTree) -> dict[str, np.ndarray]:
         a, b = self.function.sides
         with torch.no_grad():
-            found = self.function.at(self.observe, a.tensors(x), b.tensors(y))
+            leaves, structure = jax.tree.flatten((a.tensors(x), b.tensors(y)))
+            found = self.function.at(self.observe, structure, leaves)
         return {k: np.asarray(torch.as_tensor(v).cpu(), np.float32) for k, v in found.items()}
 
     def __call__(self, x: PyTree, y: PyTree) -> dict[str, Any]:

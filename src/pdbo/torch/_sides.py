@@ -135,7 +135,7 @@ def check_pair(x: Side, y: Side) -> None:
             on = "on " if what == "device" else ""
             a, b = (str(v).removeprefix("torch.") for v in (a, b))
             raise ProblemError(
-                f"x and y must share one {what}, but {x.first} is {on}{a} and {y.first} is {on}{b}: "
+                f"x and y must share one {what}, but {x.first} is {on}{a} and {y.first} {on}{b}: "
                 "move them with .to(...)."
             )
     parts = [(s.name, s.module) for s in (x, y) if s.module is not None]
