@@ -83,18 +83,23 @@ def solve(
     )  # fmt: skip
     check_problem(problem)
     try:
-        carried = _state(state, x0, y0)
-        problem, x, y = problem.entered(x0, y0)
-        options = dataclasses.replace(options, observe=problem.observer(observe))
-        return problem.left(_solve(Start(problem, x, y, carried), solver, options))
-    except SolveError as error:
-        error.solution = problem.left(error.solution)
-        raise
+        return _entered(Start(problem, x0, y0, _state(state, x0, y0)), solver, options)
     except ProblemError as error:
         error.solution = error.solution or _no_solution(x0, y0, str(error))
         if throw:
             raise
         return error.solution
+
+
+def _entered(given: Start, solver: Solver | None, options: Options) -> Solution:
+    """The solution in the kind of arrays, or tensors, that the start is given in."""
+    problem, x, y = given.problem.entered(given.x, given.y)
+    options = dataclasses.replace(options, observe=problem.observer(options.observe))
+    try:
+        return problem.left(_solve(Start(problem, x, y, given.state), solver, options))
+    except SolveError as error:
+        error.solution = problem.left(error.solution)
+        raise
 
 
 def _state(state: object, x0: PyTree, y0: PyTree) -> State | None:

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# PyTorch need not be installed where types are checked.
 """Mini-batches of tensors, datasets and data loaders: JAX draws numbers, PyTorch the examples."""
 
 import threading
@@ -8,9 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jaxtyping import Array, Int, PyTree
-from torch.utils.data import (  # pyright: ignore[reportMissingImports]
+from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
@@ -104,7 +106,7 @@ def batches(
             readers.append(_of_dataset(name, given, default_collate))
         if sizes[k] is None:
             raise ProblemError("size is needed: how many examples a batch has.")
-    return TorchBatches(tuple(readers), tuple(orders), tuple(sizes), chunk, passes)
+    return TorchBatches(tuple(readers), tuple(orders), tuple(sizes), chunk, passes)  # type: ignore
 
 
 class TorchBatches(Batches):
@@ -114,10 +116,10 @@ class TorchBatches(Batches):
 
     def __init__(self, readers: tuple, orders: tuple, sizes: tuple, chunk: int | None, passes: int):
         numbers = [np.arange(r.length, dtype=np.int32) for r in readers]
-        super().__init__(*numbers, sizes, chunk=chunk, passes=passes)
+        super().__init__(*numbers, sizes, chunk=chunk, passes=passes)  # type: ignore
         self.readers = readers
         self.outer, self.inner = (
-            _Ordered(*_stream(s, r, chunk), order)
+            _Ordered(*_stream(s, r, chunk), order)  # type: ignore
             for s, r, order in zip((self.outer, self.inner), readers, orders, strict=True)
         )
 

@@ -1,9 +1,11 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# PyTorch need not be installed where types are checked.
 """One look at f and g at the start: a sentence if they cannot be used as they are."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 
 from .._checks import kind
 from .._errors import ProblemError, brief

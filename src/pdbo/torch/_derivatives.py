@@ -148,7 +148,7 @@ def _jvp(
     scalar = [sum(slopes[1:], slopes[0]) if slopes else None] if value else []
     primal_out = [*out[:value], *(gradient[i] for i in wanted)]
     tangent_out = [
-        ad.Zero.from_primal_value(p) if t is None else t
+        ad.Zero.from_primal_value(p) if t is None else t  # pyright: ignore[reportAttributeAccessIssue]
         for p, t in zip(primal_out, [*scalar, *along], strict=True)
     ]
     return primal_out, tangent_out

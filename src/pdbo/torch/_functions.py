@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# PyTorch need not be installed where types are checked.
 """f and g in PyTorch: values and derivatives by autograd, on the buffers that JAX hands over."""
 
 import threading
@@ -7,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jaxtyping import Array, Float, PyTree
 
 from .._errors import ProblemError

@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# PyTorch need not be installed where types are checked.
 """The bilevel problem with f and g in PyTorch."""
 
 import dataclasses
@@ -8,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jaxtyping import PyTree
 
 from .._checks import traced
@@ -93,10 +95,10 @@ class _Bindings:
         sides = x, y = self.sides(x0, y0)
         key = (x.key, y.key)
         if key not in self.made:
-            self.made[key] = tuple(
+            self.made[key] = tuple(  # type: ignore
                 TorchFunction(name, call, read, sides)
                 for name, call, read in zip("fg", self.calls, self.readers, strict=True)
-            )  # type: ignore
+            )
         self.last = functions = self.made[key]
         check_layers(x)
         check_layers(y)

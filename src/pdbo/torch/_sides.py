@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# PyTorch need not be installed where types are checked.
 """x and y as PyTorch has them: tensors, containers of tensors, or modules."""
 
 from collections.abc import Iterable
@@ -5,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jaxtyping import PyTree
 
 from .._checks import kind
