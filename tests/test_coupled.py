@@ -11,7 +11,7 @@ from pdbo import RESULTS, Box, Equal, NonNegative, Problem, ProblemError
 from pdbo.coupled.certificate import fit
 from pdbo.coupled.model import Model
 from pdbo.problems import bolib
-from pdbo.sets import Affine, Ball, Free, Halfspace, Product, Set, Simplex
+from pdbo.sets import Affine, Ball, Free, Halfspace, Polyhedron, Product, Set, Simplex
 
 
 def pull(x, y):  # the follower wants to be at 2, the leader at 0
@@ -213,19 +213,20 @@ def test_what_cannot_handle_constraints_says_so():
         jax.jit(lambda x: pdbo.solve(TUG, x, 1.0).x)(1.0)
     with pytest.raises(ProblemError, match="under jit or vmap"):
         jax.jit(lambda x: pdbo.certify(TUG, x, 1.0).eps)(1.0)
-    with pytest.raises(ProblemError, match="checkpoint cannot be used"):
-        pdbo.solve(TUG, 1.0, 1.0, checkpoint="nowhere")
+    with pytest.raises(ProblemError, match="radius must be a number > 0, got -1"):
+        pdbo.multistart(TUG, 1.0, 1.0, starts=2, radius=-1)
     data = pdbo.Batches(np.ones(4), np.ones(4), 2)
     with pytest.raises(ProblemError, match="cannot be used with Batches"):
         Problem(lambda x, y, d: x, lambda x, y, d: y, data, inner_constraint=lambda x, y, d: y)
     many = Problem(lambda x, y: x @ x, lambda x, y: y @ y, inner_constraint=lambda x, y: x - y)
     with pytest.raises(ProblemError, match="may have up to 200 entries together, got 300"):
-        pdbo.solve(many, np.zeros(100), np.zeros(100))
+        pdbo.multistart(many, np.zeros(100), np.zeros(100), starts=2)
 
 
 SETS: list[Set] = [
     Free(), Box(-1.0, np.array([0.5, np.inf, 1.0])), NonNegative(), Ball(1.0), Simplex(1.0),
     Halfspace(np.array([1.0, 2.0, 0.0]), 0.5), Affine(np.ones((1, 3)), np.ones(1)),
+    Polyhedron(np.ones((1, 3)), np.ones(1), -np.eye(3), np.zeros(3)),
 ]  # fmt: skip
 
 
@@ -238,6 +239,92 @@ def test_the_rows_of_a_set_say_what_it_contains(set_):
         below, zero = set_.constraints(z)
         inside = bool(np.all(np.asarray(below) <= 1e-6) and np.all(np.abs(zero) <= 1e-6))
         assert inside == bool(set_.contains(z, 1e-5))
+
+
+def test_a_polyhedron_is_what_other_sets_are():
+    """A simplex and a box, written as rows, with and without a constraint."""
+    simplex = Polyhedron(np.ones((1, 3)), np.ones(1), -np.eye(3), np.zeros(3))
+    cube = Polyhedron(C=np.concatenate([np.eye(3), -np.eye(3)]), d=np.full(6, 2.0))
+    f = lambda x, y: jnp.sum((y - jnp.array([0.6, 0.3, 0.1])) ** 2) + 0.1 * jnp.sum(x**2)
+    g = lambda x, y: jnp.sum((y - x) ** 2)
+    for row in (None, lambda x, y: y[0] - 0.5 - 0.1 * x[1]):
+        pairs = ((cube, simplex), (Box(-2.0, 2.0), Simplex(1.0)))
+        one, other = (
+            pdbo.solve(
+                Problem(f, g, x_set=x_set, y_set=y_set, inner_constraint=row),
+                np.zeros(3, np.float32 if row is None else float), np.full(3, 1 / 3, np.float32),
+            )
+            for x_set, y_set in pairs
+        )  # fmt: skip
+        assert one.ok and other.ok
+        np.testing.assert_allclose(one.y, other.y, atol=1e-5)
+        np.testing.assert_allclose(one.f, other.f, atol=1e-6)
+
+
+def test_first_order_steps_project_on_a_polyhedron():
+    simplex = Polyhedron(np.ones((1, 3)), np.ones(1), -np.eye(3), np.zeros(3))
+    f = lambda x, y: jnp.sum((y - x) ** 2) + jnp.sum((x - 1) ** 2)
+    g = lambda x, y: jnp.sum((y - jnp.array([0.6, 0.3, 0.1])) ** 2)
+    ends = [
+        pdbo.solve(Problem(f, g, y_set=y_set), jnp.zeros(3), jnp.ones(3) / 3, pdbo.solvers.ITD(),
+                   steps=50, throw=False)
+        for y_set in (simplex, Simplex(1.0))
+    ]  # fmt: skip
+    np.testing.assert_allclose(ends[0].x, ends[1].x, atol=1e-10)
+    np.testing.assert_allclose(ends[0].y, ends[1].y, atol=1e-10)
+
+
+def test_rounds_can_be_seen_stopped_and_saved(tmp_path):
+    entry = bolib.get("MitsosBarton2006Ex314")
+    whole = pdbo.solve(entry.problem, *entry.start)
+    assert len(whole.history["step"]) > 1
+    rows = []
+    stopped = pdbo.solve(entry.problem, *entry.start, callback=lambda row: rows.append(row) or True)
+    assert stopped.result is RESULTS.stopped and len(rows) == 1 and rows[0]["step"] == 1
+    saves = {"checkpoint": tmp_path}
+    late = pdbo.solve(entry.problem, *entry.start, seconds=0.0, **saves)
+    assert late.result is RESULTS.stopped and len(list(tmp_path.glob("step*"))) == 1
+    resumed = pdbo.solve(entry.problem, *entry.start, **saves)
+    again = pdbo.solve(entry.problem, *entry.start, **saves)  # it had ended
+    for solution in (resumed, again):
+        np.testing.assert_array_equal(solution.y, whole.y)
+        for name, column in whole.history.items():
+            np.testing.assert_array_equal(solution.history[name], column)
+    with pytest.raises(pdbo.errors.CheckpointError, match="with another x0, y0 or key"):
+        pdbo.solve(entry.problem, entry.start[0] + 0.1, entry.start[1], **saves)
+    with pytest.raises(pdbo.errors.CheckpointError, match="it is that of another problem"):
+        other = Problem(TUG.f, TUG.g, y_set=Box(0.0, 1.0), inner_constraint=capacity)
+        pdbo.solve(other, 1.0, 0.0, **saves)
+
+
+def test_the_radius_bounds_the_starts():
+    model = Model(TUG, 1.0, 2.0)
+    Z = model.spread(64, 1, 0.1) * model.length
+    assert np.all(np.abs(Z - [1.0, 2.0]) <= 0.1 + 1e-12) and np.ptp(Z, axis=0).min() > 0.1
+    assert pdbo.multistart(TUG, 1.0, 0.0, starts=4, radius=0.5).ok
+
+
+def test_a_large_problem_against_its_closed_form():
+    """Each follower wants 2 and has the capacity of its kind: y = min(2, x), x towards 1 and 3."""
+    kind = np.arange(150) % 2
+    problem = Problem(
+        lambda x, y: jnp.mean((y - jnp.asarray([1.0, 3.0])[kind]) ** 2) + 0.1 * x @ x,
+        lambda x, y: jnp.sum((y - 2) ** 2),
+        x_set=Box(0.0, 5.0), y_set=NonNegative(),
+        inner_constraint=lambda x, y: {"capacity": y - x[kind]},
+    )  # fmt: skip
+    f = lambda x, target: 0.5 * (np.minimum(2, x) - target) ** 2 + 0.1 * x**2
+    grid = np.linspace(0, 5, 500_001)
+    best = [grid[np.argmin(f(grid, target))] for target in (1.0, 3.0)]
+    found = pdbo.solve(problem, np.array([0.5, 1.5]), np.ones(150))
+    assert found.ok and found.certificate.eps <= 1e-4
+    np.testing.assert_allclose(found.x, best, atol=2e-3)
+    slack = 2 * (2 - np.minimum(2, np.asarray(found.x)))[kind]
+    np.testing.assert_allclose(found.inner_multipliers["capacity"], slack, atol=1e-3)
+    wrong = Problem(
+        problem.f, problem.g, inner_constraint=lambda x, y: [y - x[kind], 1 + x[kind] ** 2 - y]
+    )
+    assert not pdbo.solve(wrong, np.array([0.5, 1.5]), np.ones(150), throw=False, steps=2).ok
 
 
 def test_sets_bind_the_follower_too():

@@ -25,6 +25,7 @@ from pdbo.sets import (
     Free,
     Halfspace,
     NonNegative,
+    Polyhedron,
     Product,
     Set,
     Simplex,
@@ -111,6 +112,18 @@ def affine(rng, scale):
     return Affine(A, A @ solution), {"A": A, "b": A @ solution, "solution": solution}
 
 
+def polyhedron(rng, scale):
+    """Two equations; bounds from below, a row twice and others, some of which meet in a point."""
+    A, C = rng.normal(size=(2, SIZE)), rng.normal(size=(4, SIZE))
+    C = np.concatenate([-np.eye(SIZE), C, 2 * C[:1]])
+    solution = scale * (0.5 + rng.random(SIZE)) * (rng.random(SIZE) < 0.7)
+    room = scale * rng.random(len(C)) * (rng.random(len(C)) < 0.7)
+    room[:SIZE] = solution
+    room[-1] = 2 * room[SIZE]
+    b, d = A @ solution, C @ solution + room
+    return Polyhedron(A, b, C, d), {"A": A, "b": b, "C": C, "d": d, "solution": solution}
+
+
 def product(rng, scale):
     total = float(single(scale * rng.random()))
     center = single(scale * rng.normal(size=4))
@@ -119,7 +132,7 @@ def product(rng, scale):
     return sets, {"total": total, "center": center, "radius": radius}
 
 
-TABLE = [free, box, nonnegative, ball, simplex, halfspace, affine, product]
+TABLE = [free, box, nonnegative, ball, simplex, halfspace, affine, polyhedron, product]
 
 
 def violation(draw, info, p):
@@ -136,6 +149,9 @@ def violation(draw, info, p):
         return np.maximum(p @ info["a"] - info["b"], 0) / norm(info["a"])
     if draw is affine:
         return (np.abs(p @ info["A"].T - info["b"]) / norm(info["A"])).max(-1)
+    if draw is polyhedron:
+        over = ((p @ info["C"].T - info["d"]) / norm(info["C"])).max(-1)
+        return np.maximum(over, violation(affine, info, p))
     u, w = p[:, :3], p[:, 3:]
     return np.maximum(violation(simplex, info, u), violation(ball, info, w))
 
@@ -221,6 +237,8 @@ def test_projection_laws(draw, dtype, seed, log_scale):
     assert contained.all()
     # idempotent
     assert (norm(again - p) <= (0 if exact else tol * magnitude(info, p))).all()
+    # rows that meet at small angles have large multipliers, which multiply rounding errors
+    tol *= 100 if draw is polyhedron else 1
     # non-expansive
     assert (norm(p - q) <= norm(z - y) + tol * magnitude(info, z, y)).all()
     # no point of the set is nearer: <z - p, w - p> <= 0 for all w in it
@@ -310,6 +328,24 @@ def test_affine_against_least_squares(dtype, seed, log_scale):
     assert (norm(p - expected) <= tol * (norm(z) + norm(expected))).all()
 
 
+@per_dtype
+@cases
+@examples
+def test_polyhedron_against_its_optimality_conditions(dtype, seed, log_scale):
+    """z - p is a combination of the rows, with weights >= 0 for those that hold with equality."""
+    rng = np.random.default_rng(seed)
+    scale = 10.0**log_scale
+    s, info = polyhedron(rng, scale)
+    z_, z = as_points(points(rng, scale, info), dtype)
+    p = flatten(evaluate(s, z_, z_)[0])
+    A, C = info["A"], info["C"]
+    for i in range(0, BATCH, 4):
+        room = (info["d"] - C @ p[i]) / norm(C)
+        active = C[room <= 64 * eps(dtype) * magnitude(info, p[i])]
+        left = nnls(np.concatenate([A, -A, active]).T, (z[i] - p[i]) / scale)[1] * scale
+        assert left <= 64 * eps(dtype) * magnitude(info, z[i])
+
+
 # Tangent cones.
 
 
@@ -366,6 +402,18 @@ def on_the_set(draw, rng, scale):
         z = z - np.linalg.lstsq(rows, gap.T, rcond=1e-10)[0].T
         for i in range(BATCH):
             normals[i] += [*rows[:3], *-rows[:3]]
+    if draw is polyhedron:
+        A, C, middle = info["A"], info["C"], info["solution"]
+        step = rng.normal(size=z.shape) @ (np.eye(SIZE) - np.linalg.pinv(A) @ A)
+        room = info["d"] - C @ middle
+        z = middle + 0 * z
+        for i in range(0, BATCH, 2):  # the others stay in the corner that it was made around
+            with np.errstate(divide="ignore"):
+                reach = np.where(C @ step[i] > 0, room / (C @ step[i]), np.inf)
+            z[i] += rng.choice([0.5, 1]) * min(reach.min(), 1e3 * scale) * step[i]
+        for i in range(BATCH):
+            left = (info["d"] - C @ z[i]) / norm(C)
+            normals[i] += [*A, *-A, *C[left < 1e-9 * scale]]
     return s, info, z, normals
 
 
@@ -420,7 +468,7 @@ def test_tangent_and_residual_against_normal_cone(draw, dtype, seed, log_scale):
         assert abs(residual[i] - expected) <= 2 * tol[i] + 1e-14 * norm(v[i])
 
 
-@pytest.mark.parametrize("draw", [free, box, nonnegative, simplex, halfspace, affine])
+@pytest.mark.parametrize("draw", [free, box, nonnegative, simplex, halfspace, affine, polyhedron])
 @cases
 @examples
 def test_tangent_is_the_derivative_of_the_projection(draw, seed, log_scale):
@@ -494,6 +542,8 @@ def test_squares_neither_overflow_nor_underflow_in_float32(draw, scale):
         scaled = s
     elif draw is affine:
         scaled = Affine(info["A"], factor * info["b"])
+    elif draw is polyhedron:
+        scaled = Polyhedron(info["A"], factor * info["b"], info["C"], factor * info["d"])
     elif draw is halfspace:
         scaled = Halfspace(s.a, factor * s.b)
     else:
@@ -694,6 +744,7 @@ def test_vmap_over_sets():
         lambda t: Simplex(t),
         lambda t: Halfspace(t, t),
         lambda t: Affine([[t, t]], [t]),
+        lambda t: Polyhedron([[t, t]], [t], [[t, 0]], [t]),
         lambda t: Product(Box(0, t)),
     ],
 )
@@ -923,6 +974,30 @@ nan, inf = float("nan"), float("inf")
             lambda: Affine([[1, 1], [2, 2]], [1, 3]),
             r"^Affine A z = b has no solution: the nearest to one misses b at index \d by .*\.$",
         ),
+        (
+            lambda: Polyhedron([[1, 1]], [1], np.eye(2), np.full(2, 0.4)),
+            r"^Polyhedron has no points: no z with A z = b is nearer than 0\.1 to all of",
+        ),
+        (
+            lambda: Polyhedron(C=[[1, 0], [0, 0]], d=[1, -1]),
+            r"^Polyhedron has no points: no z with A z = b is nearer than 1 to",
+        ),
+        (lambda: Polyhedron(C=[[1, 0]], d=[-inf]), r"^Polyhedron has no points: .* than inf "),
+        (lambda: Polyhedron([[1, 1], [2, 2]], [1, 3]), r"^Polyhedron A z = b has no solution: "),
+        (lambda: Polyhedron([[1, 1]]), r"^Polyhedron needs both A and b, or neither\.$"),
+        (
+            lambda: Polyhedron(),
+            r"^Polyhedron needs A and b, or C and d; Free\(\) is the whole space",
+        ),
+        (
+            lambda: Polyhedron([[1, 1]], [1], np.eye(3), np.ones(3)),
+            r"^Polyhedron A has 2 columns and C has 3; expected as many\.$",
+        ),
+        (
+            lambda: Polyhedron(C=np.eye(2), d=np.ones(3)),
+            r"^Polyhedron C has shape \(2, 2\) and d has shape \(3,\); expected \(k, n\) and ",
+        ),
+        (lambda: Polyhedron(C=[[1, nan]], d=[1]), r"^Polyhedron C is nan at index \(0, 1\); exp"),
         (lambda: Affine([[0, 0]], [1]), r"^Affine A z = b has no solution: .* at index 0 by 1\.$"),
         (lambda: Affine([[1, nan]], [1]), r"^Affine A is nan at index \(0, 1\); expected a finite"),
         (lambda: Affine([[1, 1]], [inf]), r"^Affine b is inf at index \(0,\); expected a finite"),
@@ -979,6 +1054,11 @@ def test_construction_errors(make, message):
             lambda: Affine(np.ones((2, 3)), np.ones(2)),
             [np.ones(3), np.ones(2)],
             r"^y_set: Affine A has 3 columns but y0 has 5 entries\.$",
+        ),
+        (
+            lambda: Polyhedron(C=np.ones((2, 3)), d=np.ones(2)),
+            {"u": np.ones(1), "w": np.ones((2, 2))},
+            r"^y_set: Polyhedron has 3 columns but y0 has 5 entries\.$",
         ),
         (lambda: Simplex(), np.ones(0), r"^y_set: Simplex needs an entry but y0 has none\.$"),
         (

@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .sets import Free as Free
     from .sets import Halfspace as Halfspace
     from .sets import NonNegative as NonNegative
+    from .sets import Polyhedron as Polyhedron
     from .sets import Product as Product
     from .sets import Set as Set
     from .sets import Simplex as Simplex
@@ -90,7 +91,7 @@ _DAILY = {  # by module, the names for daily use
     "_shard": "shard",
     "_solve": "solve",
     "checkpoint": "save",
-    "sets": "Affine Ball Box Free Halfspace NonNegative Product Simplex",
+    "sets": "Affine Ball Box Free Halfspace NonNegative Polyhedron Product Simplex",
     "solvers": "PDBO AutoPDBO ProximalPDBO",
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too

@@ -14,19 +14,22 @@ from ._certificate import Certificate, ConstrainedCertificate
 from ._checks import check_functions, point_arrays, report_point, traced
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History, columns
+from ._kept_search import Kept
 from ._options import Options
 from ._precision import Start, session
-from ._problem import Equal, Problem, refuse_constraints
+from ._problem import Equal, Problem, refuse_constraints, values
 from ._progress import Progress
 from ._solution import Outcome, Solution
 from ._solver import Point, Solver
 from .coupled.certificate import Facts, look
+from .coupled.large import Step, answer_again, descend, inner_gap
 from .coupled.model import Model, Points
 from .coupled.rounds import ROUNDS, Answer, Found, Round, Search
 
 MOST = 200  # the most entries of x, y and rows together
 STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
+STEPS = 200  # those of x on a large problem, unless said otherwise
 
 
 class Searched(NamedTuple):
@@ -50,9 +53,81 @@ def _on_cpu() -> Iterator[None]:
 def solve_coupled(given: Start, solver: Solver, options: Options) -> Solution:
     """The solution from one start."""
     _check_options(given, solver, options)
-    with session(given, solver) as start, _on_cpu():
-        model = model_of(start.problem, start.x, start.y, start.coarse is None)
-        return _searched(model, model.spread(STARTS, 1), options).best
+    with session(given, solver) as start:
+        if _is_large(start.problem, start.x, start.y):
+            return solve_large(start, options)
+        with _on_cpu():
+            model = model_of(start.problem, start.x, start.y, start.coarse is None)
+            return _searched(model, model.spread(STARTS, 1), options).best
+
+
+def _is_large(problem: Problem, x0: PyTree, y0: PyTree) -> bool:
+    """Whether a problem is too large for the dense method, but not for gradients."""
+    if problem.outer_constraint is not None:
+        return False
+    check_functions(problem, *point_arrays(x0, y0))
+    return _size(problem, *point_arrays(x0, y0)) > MOST
+
+
+def _size(problem: Problem, x: PyTree, y: PyTree) -> int:
+    """The entries of x, y and the rows of all constraints together."""
+    shapes = [eqx.filter_eval_shape(problem.rows, k, x, y) for k in ("outer", "inner")]
+    rows = sum(part.size for pair in shapes for part in pair)
+    return rows + sum(int(np.size(leaf)) for leaf in jax.tree.leaves((x, y)))
+
+
+def solve_large(start: Start, options: Options) -> Solution:
+    """The solution from one start by gradients."""
+    problem, tol, history = start.problem, float(np.asarray(options.tolerance)), History()
+    x, y = point_arrays(start.x, start.y)
+    problem.x_set.check(x, "x_set")
+    problem.y_set.check(y, "y_set")
+    if options.checkpoint is not None:
+        raise ProblemError(
+            f"checkpoint cannot be used with constraints of more than {MOST} entries."
+        )
+    x, y = problem.x_set.project(x), problem.y_set.project(y)
+    most = STEPS if options.steps is None else int(options.steps)
+    with Progress(0, most, tol, options.progress) as bar:
+
+        def told(step: Step) -> bool:
+            row = dict.fromkeys(COLUMNS, np.float64(np.nan)) | {"step": np.int32(step.number)}
+            row |= {name: np.int64(0) for name in ("f_calls", "g_calls", "products")}
+            row |= {"f": float(step.slope.f), "feasibility": float(step.at.off)}
+            row |= {"stationarity": step.stationarity, "eps": step.stationarity}
+            seen = {} if options.observe is None else options.observe(step.x, step.at.y)
+            rows = {k: np.asarray(v)[None] for k, v in (row | seen).items()}
+            history.put(rows)
+            bar.update(rows)
+            return options.stops(rows)
+
+        step, stopped = descend(problem, x, y, tol, most, told)
+    other = answer_again(problem, step.x, step.at.y, tol)
+    gap = float(inner_gap(problem, step.x, step.at.y, other.y))
+    off, left = float(max(step.at.off, other.off)), float(step.slope.left)
+    facts = Facts(
+        off, gap, float(step.at.residual), max(step.stationarity, left), off, step.stationarity,
+        0, 0, 0.0, np.zeros(0),
+    )  # fmt: skip
+    code, note = RESULTS.settled, ""
+    if facts.eps <= tol:
+        code = RESULTS.success
+    elif stopped:
+        code = RESULTS.stopped
+    elif off > 1e-3:
+        code, note = RESULTS.infeasible, "no y was found that meets inner_constraint at the last x."
+    elif step.number >= most:
+        code = RESULTS.max_steps
+    certificate, rows = certificate_of(facts), history.rows
+    for name in ("stationarity", "feasibility", "complementarity", "inner_gap", "eps"):
+        rows[name][-1] = getattr(certificate, name)
+    ended = Outcome(certificate.multiplier, certificate, np.int32(code), note)
+    tree = _shaped(problem, step.x, step.at.y, *map(np.asarray, (step.at.m, step.at.u)))
+    f, g = values(problem, step.x, step.at.y)
+    x, y = (jax.tree.map(np.asarray, part) for part in (step.x, step.at.y))
+    return Solution(
+        x, y, np.asarray(f), np.asarray(g), ended, rows, None, step.number, inner_multipliers=tree
+    )
 
 
 def multistart_coupled(
@@ -82,11 +157,6 @@ def _check_options(given: Start, solver: Solver, options: Options) -> None:
         raise ProblemError("a problem with constraints has no state: give x0 and y0.")
     if traced(given.problem, given.x, given.y):
         raise ProblemError("a problem with constraints cannot be solved under jit or vmap.")
-    for name in ("callback", "seconds"):
-        if getattr(options, name) is not None:
-            raise ProblemError(f"{name} cannot be used with constraints; observe can.")
-    if options.checkpoint is not None:
-        raise ProblemError("checkpoint cannot be used with constraints: such runs are short.")
 
 
 def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Model:
@@ -98,17 +168,12 @@ def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Mo
         check_functions(problem, x, y)
     if problem.mesh is not None:
         raise ProblemError("a problem with constraints cannot be split over devices.")
-    rows = [
-        part.size
-        for k in ("outer", "inner")
-        for part in eqx.filter_eval_shape(problem.rows, k, x, y)
-    ]
-    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves((x, y)))
+    size = _size(problem, x, y)
     data = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.data))
-    if size + sum(rows) > MOST or data > NUMBERS:
+    if size > MOST or data > NUMBERS:
         raise ProblemError(
-            f"with constraints x, y and the rows of all constraints may have up to {MOST} entries "
-            f"together, got {size + sum(rows)}."
+            f"here x, y and the rows of all constraints may have up to {MOST} entries together, "
+            f"got {size}; beyond that there is solve, without outer_constraint."
         )
     model = Model(problem, x, y)
     first = model.all_rows(model.start[None])[0]
@@ -149,14 +214,23 @@ class _At(NamedTuple):
 def _searched(model: Model, starts: Points, options: Options) -> Searched:
     history, tol = History(), float(np.asarray(options.tolerance))
     columns(_At(Point(*model.like)), options.observe)  # type: ignore
-    with Progress(0, ROUNDS, tol, options.progress) as bar:
+    search = Search(model, starts, _seed(options.key))
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if options.checkpoint is not None:
+            kept = stack.enter_context(Kept(options, search, starts))
+            history = kept.resumed()
+        bar = stack.enter_context(Progress(len(search.rounds), ROUNDS, tol, options.progress))
 
-        def told(index: int, round: Round) -> None:
+        def told(index: int, round: Round) -> bool:
             row = _row(model, index, round, options.observe)
             history.put(row)
             bar.update(row)
+            stops = options.stops(row)
+            if kept is not None:
+                kept.save(history, stops)
+            return stops
 
-        search = Search(model, starts, _seed(options.key))
         answer = search.run(told, options.steps)
     if answer.held:
         _polish(model, search, answer)
@@ -273,7 +347,7 @@ def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: 
 
 def _verdict(model: Model, answer: Answer, facts: Facts, tol: float) -> tuple[RESULTS, str]:
     """The result and, if it is a failure, a sentence that says more."""
-    if answer.empty:
+    if answer.empty and not answer.stopped:
         return RESULTS.infeasible, "no y was found that meets inner_constraint and y_set, at any x."
     if answer.endless:
         return RESULTS.unbounded, "g(x, .) falls without end in all inner problems that were tried."
@@ -284,6 +358,8 @@ def _verdict(model: Model, answer: Answer, facts: Facts, tol: float) -> tuple[RE
         return RESULTS.unbounded, f"f falls without end: it is {value:.3g} {where}."
     if facts.eps <= tol and answer.held:
         return RESULTS.success, ""
+    if answer.stopped:
+        return RESULTS.stopped, ""
     if answer.best.violation[0] > 1e-3:
         return RESULTS.infeasible, "no point was found that meets all constraints."
     return (RESULTS.max_steps if answer.cut_short else RESULTS.settled), ""
@@ -293,9 +369,13 @@ def inner_multipliers(model: Model, weights: np.ndarray) -> PyTree:
     """The multipliers of the inner constraint, shaped like what it returns."""
     if model.problem.inner_constraint is None:
         return None
-    tree = eqx.filter_eval_shape(model.problem.constraint, "inner", *model.like)
+    return _shaped(model.problem, *model.like, *(weights[model.kind == k] for k in (4, 5)))
+
+
+def _shaped(problem: Problem, x: PyTree, y: PyTree, below: np.ndarray, zero: np.ndarray) -> PyTree:
+    """Multipliers of rows <= 0 and = 0, shaped like what the inner constraint returns."""
+    tree = eqx.filter_eval_shape(problem.constraint, "inner", x, y)
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Equal))
-    below, zero = (weights[model.kind == k] for k in (4, 5))
     out, at = [], [0, 0]
     for leaf in leaves:
         source, k = (zero, 1) if isinstance(leaf, Equal) else (below, 0)

@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._certificate import Certificate
 from ._certify import certify
-from ._checks import check_point, whole_number
+from ._checks import check_point, is_number, whole_number
 from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
@@ -87,7 +87,7 @@ def multistart(
     problem, x0, y0 = problem.entered(x0, y0)
     x0s, y0s = problem.arrays(x0s, y0s)
     if problem.coupled:
-        return _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, options)
+        return _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, radius, options)
     with session(Start(problem, x0, y0), solver) as start:
         if start.coarse is not None:
             x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
@@ -100,17 +100,20 @@ def multistart(
 
 
 def _coupled(
-    start: Start, x0s: PyTree, y0s: PyTree, solver: Solver, starts: int | None, options: Options
-) -> BestOf:
+    start: Start, x0s: PyTree, y0s: PyTree, solver: Solver, starts: int | None,
+    radius: ArrayLike | None, options: Options,
+) -> BestOf:  # fmt: skip
     """The best of many starts of a problem with constraints."""
     from ._coupled import multistart_coupled  # it needs SciPy, as nothing else does
 
     if starts is not None:
         whole_number("starts", starts)
+    if radius is not None and not (is_number(radius) and float(radius) > 0):
+        raise ProblemError(f"radius must be a number > 0, got {radius!r}.")
 
     def points(model: "Model") -> np.ndarray:
         if starts is not None:
-            return model.spread(starts, 1)
+            return model.spread(starts, 1, None if radius is None else float(radius))  # type: ignore
         x, y, _ = _starts(start.problem, x0s, y0s, None, None, options.key)
         flat = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((x, y))]
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in flat], axis=1)

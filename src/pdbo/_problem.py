@@ -67,7 +67,7 @@ class Equal(eqx.Module):
     value: Array
 
 
-def _constraint_rows(tree: PyTree) -> tuple[Array, Array]:
+def constraint_rows(tree: PyTree) -> tuple[Array, Array]:
     """What a constraint returned, flat: the entries to be <= 0, and those to be zero."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Equal))
     below = [jnp.ravel(leaf) for leaf in leaves if not isinstance(leaf, Equal)]
@@ -178,7 +178,7 @@ class Problem(eqx.Module):
 
     def rows(self, which: str, x: PyTree, y: PyTree) -> tuple[Array, Array]:
         """All that binds the "outer" or the "inner" problem, flat: rows <= 0 and rows = 0."""
-        parts = [_constraint_rows(self.constraint(which, x, y))]
+        parts = [constraint_rows(self.constraint(which, x, y))]
         parts.append(self.x_set.constraints(x) if which == "outer" else self.y_set.constraints(y))
         return tuple(jnp.concatenate(part) for part in zip(*parts, strict=True))  # type: ignore
 

@@ -15,7 +15,7 @@ from .._problem import Problem
 from .._sealed import JsonObject
 from .._solution import Solution, State
 from .description import check_description
-from .format import Saved, as_path, read, write
+from .format import Saved, Stored, as_path, read, write
 from .packing import check_values, pack, unpack
 
 KEPT = 2  # checkpoints; older ones are removed
@@ -81,7 +81,7 @@ class Folder:
 
         `run` is the run at its start, `start` the digest of its x0, y0 and key.
         """
-        saved = self._last_good() if self.is_leader else None
+        saved = self.last() if self.is_leader else None
         (step,) = agree(self.mesh, -1 if saved is None else saved.header["step"])
         if step < 0:
             return None
@@ -102,11 +102,11 @@ class Folder:
 
     def saved_solver(self) -> str:
         """The class of the solver that the last good checkpoint belongs to; empty if none is."""
-        saved = self._last_good()
+        saved = self.last()
         solver = None if saved is None else saved.header.get("solver")
         return str(solver.get("solver", "")) if isinstance(solver, dict) else ""
 
-    def _last_good(self) -> Saved | None:
+    def last(self) -> Saved | None:
         """The last good checkpoint; later, damaged ones are renamed."""
         saved, failures = latest(self.path)
         if saved is None:
@@ -126,9 +126,12 @@ class Folder:
         self, solution: Solution, problem: Problem, start: str | None, notes: JsonObject
     ) -> None:
         """Write a checkpoint and remove all but the last two."""
-        if not self.is_leader:
-            return
-        write(self._file(int(solution.steps)), *pack(solution, problem, start, notes))
+        if self.is_leader:
+            self.put(int(solution.steps), *pack(solution, problem, start, notes))
+
+    def put(self, step: int, header: JsonObject, arrays: dict[str, Stored]) -> None:
+        """Write a header, which says the step, and arrays, and remove all but the last two."""
+        write(self._file(step), header, arrays)
         for old in _files(self.path)[KEPT:]:
             with contextlib.suppress(OSError):
                 old.unlink()

@@ -39,7 +39,8 @@ SHORT_OF = 0.995  # of the way to a bound
 SMALL = 1e-7  # the gradient of a stage that has ended
 BAND = 1e4  # how far the bounds' multipliers may be from barrier / distance, as a factor
 MOST = 1e8  # the largest multiplier
-LATE = 6  # the most stages with the last barrier
+LATE = 6  # the most stages with the last barrier ...
+ENOUGH = 1  # ... and after how many one ends the run that meets all rows, or gets no closer
 AWAY = 1e12  # an unknown of this size has run away
 FLOOR = 1e-11  # added to every diagonal
 
@@ -242,7 +243,8 @@ def _step(program: Nonlinear, s: State, ratio: Lanes, stage: int, lanes: np.ndar
     barrier = np.where(done, np.maximum(s.barrier * SHRINK, LAST_BARRIER), s.barrier)
     last = s.barrier <= LAST_BARRIER
     late = s.late + (done & last)
-    ended = done & last & (violation <= 1e-9) & (small | ~good)
+    met = violation <= 1e-9
+    ended = done & last & ((met & (small | ~good)) | ((late > ENOUGH) & (met | worse)))
     below, above = _room(lo, hi, z)
     return State(
         z=z,

@@ -174,6 +174,11 @@ def _unit(size: float, least: float = 1e-2, most: float = 1e3) -> float:
     return 1.0 if size == 0 or least <= size <= most else float(size)
 
 
+def _mapped(Z: Points, A: np.ndarray) -> np.ndarray:
+    """A z for many z, without BLAS: its threads cost more than such products."""
+    return np.einsum("ij,kj->ik", Z, A)
+
+
 class Model:
     """The rows of a problem, and what is known of them.
 
@@ -346,8 +351,11 @@ class Model:
         self.sharp = np.where((self.unit < 1) & (self.unit > STEEP), 1 / self.unit, 1.0)
         self.A, self.a0 = self.unit[:, None] * A, self.unit * self.offset[self.kept]
 
-    def spread(self, count: int, seed: int) -> Points:
-        """The start, and points spread over the bounds or, without them, around the start."""
+    def spread(self, count: int, seed: int, radius: float | None = None) -> Points:
+        """The start, and points spread over the bounds or, without them, around the start.
+
+        `radius` is half the width of the cube around the start, in the problem's own units.
+        """
         shift = np.random.default_rng(seed).random(self.n)
         u = (
             kronecker(count, shift)
@@ -355,13 +363,15 @@ class Model:
             else np.random.default_rng(seed).random((count, self.n))
         )
         size = WIDE * max(1.0, float(np.sqrt(np.mean(self.start**2))))
-        radius = size * np.array(RADII)[np.arange(count) % len(RADII), None]
+        reach = size * np.array(RADII)[np.arange(count) % len(RADII), None]
+        if radius is not None:
+            reach = radius / self.length
         lo, hi = self.lo, self.hi
         low = np.where(
-            np.isfinite(lo), lo, np.where(np.isfinite(hi), hi - 2 * radius, self.start - radius)
+            np.isfinite(lo), lo, np.where(np.isfinite(hi), hi - 2 * reach, self.start - reach)
         )
         high = np.where(
-            np.isfinite(hi), hi, np.where(np.isfinite(lo), lo + 2 * radius, self.start + radius)
+            np.isfinite(hi), hi, np.where(np.isfinite(lo), lo + 2 * reach, self.start + reach)
         )
         Z = low + u * (high - low)
         Z[0] = np.minimum(np.maximum(self.start, lo), hi)
@@ -401,7 +411,7 @@ class Model:
     def slopes(self, Z: Points, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The rows, and the gradient of b . R in y."""
         self.calls.values += len(Z)
-        R, st = Z @ self.A.T + self.a0, b @ self.A[:, self.nx :]
+        R, st = _mapped(Z, self.A) + self.a0, _mapped(b, self.A[:, self.nx :].T)
         if len(self.curved):
             unit, at = self.unit[self.at_curved], self.at_curved
             call = functools.partial(_slopes, *self._programs, self.arrays)
@@ -414,9 +424,13 @@ class Model:
         """All that a Newton step needs."""
         count, n = len(Z), self.n
         self.calls.products += count * n
-        R, st, slope = Z @ self.A.T + self.a0, b @ self.A[:, self.nx :], a @ self.A
+        R, st, slope = (
+            _mapped(Z, self.A) + self.a0,
+            _mapped(b, self.A[:, self.nx :].T),
+            _mapped(a, self.A.T),
+        )
         J = np.broadcast_to(self.A, (count, *self.A.shape))
-        P, DP = v @ self.A[:, self.nx :].T, np.zeros((count, *self.A.shape))
+        P, DP = _mapped(v, self.A[:, self.nx :]), np.zeros((count, *self.A.shape))
         D, H = np.zeros((count, self.ny, n)), np.zeros((count, n, n))
         if len(self.curved):
             at, unit = self.at_curved, self.unit[self.at_curved]

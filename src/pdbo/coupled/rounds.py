@@ -11,8 +11,9 @@ the lowest point found that many more inner solves do not refute is the answer
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .engine import Lanes
@@ -93,6 +94,7 @@ class Answer:
         endless: whether g fell without end in the inner solves.
         empty: whether no inner solve met the inner constraint, at any x.
         cut_short: whether the steps were used up.
+        stopped: whether it was stopped from outside.
     """
 
     best: Found
@@ -104,6 +106,15 @@ class Answer:
     endless: bool
     empty: bool
     cut_short: bool
+    stopped: bool
+
+
+class Stand(NamedTuple):
+    """Where a round starts: its starts, the last inner solutions, and the cuts."""
+
+    start: Ends
+    inner: Ends
+    cuts: Cuts
 
 
 class Search:
@@ -115,13 +126,47 @@ class Search:
         self.rng = np.random.default_rng(seed)
         self.samples = model.spread(SAMPLES, 11 + seed)[:, model.nx :]
         self.pool: list[Found] = []
-        self.empty = True
+        self.rounds: list[Round] = []
+        self.left, self.empty, self.over = ROUNDS * OUTER_STEPS, True, False
+        self.stand: Stand | None = None
 
     def run(
-        self, told: Callable[[int, Round], None] | None = None, most: int | None = None
+        self, told: Callable[[int, Round], bool] | None = None, most: int | None = None
     ) -> Answer:
-        """The answer, after at most so many Newton steps from every start."""
-        left = ROUNDS * OUTER_STEPS if most is None else most
+        """The answer, after at most so many Newton steps from every start.
+
+        `told` sees every round; the search stops if it returns True.
+        """
+        if most is not None and self.stand is None:
+            self.left = most
+        stand = self._begun() if self.stand is None else self.stand
+        lane = np.arange(self.count)
+        t0, ratio = T0[(lane // 2) % 4], np.where((lane // 32) % 2 == 0, 1.0, 10.0)
+        fritz_john = np.where((lane // 8) % 4 == 3, 1.0, 0.0)
+        stopped = False
+        while not (self.over or stopped):
+            index = len(self.rounds)
+            ends = solve_outer(
+                self.model, stand.start, t0, ratio, fritz_john, stand.cuts, self.left
+            )
+            self.left -= int(np.max(ends.steps))
+            ends = self._mended(ends)
+            inner, value = self._inner(ends.x, [ends.y, stand.inner.y, *self._drawn(index)[:1]])
+            found = self._found(ends.x, ends.y, value)
+            other = np.where(np.isfinite(value)[:, None], inner.y, ends.y)
+            self.pool += [found, self._found(ends.x, other, value)]
+            self.rounds.append(Round(int(np.sum(ends.steps)), self._lowest()))
+            spent = len(self.rounds) == ROUNDS or self.left <= 0
+            self.over = spent or self._enough(self.rounds, found)
+            if not self.over:
+                start = self._next(index, found, ends, inner, value, stand.cuts)
+                stand = Stand(start, inner, stand.cuts)
+            self.stand = stand
+            stopped = told is not None and told(index + 1, self.rounds[-1])
+        return self._answer(self.rounds, self.left <= 0, stopped and not self.over)
+
+    def _begun(self) -> "Stand":
+        """Where the first round starts."""
         n, lane = self.count, np.arange(self.count)
         inner, value = self._inner(self.x, [self.y, *self._drawn(0)])
         use = (np.isfinite(value) & (lane % 2 == 0))[:, None]
@@ -134,24 +179,36 @@ class Search:
             np.zeros((n, SLOTS, ones.shape[1])),
             np.zeros((n, SLOTS)),
         )
-        t0, ratio = T0[(lane // 2) % 4], np.where((lane // 32) % 2 == 0, 1.0, 10.0)
-        fritz_john = np.where((lane // 8) % 4 == 3, 1.0, 0.0)
-        rounds: list[Round] = []
-        for index in range(ROUNDS):
-            ends = solve_outer(self.model, start, t0, ratio, fritz_john, cuts, left)
-            left -= int(np.max(ends.steps))
-            ends = self._mended(ends)
-            inner, value = self._inner(ends.x, [ends.y, inner.y, *self._drawn(index)[:1]])
-            found = self._found(ends.x, ends.y, value)
-            other = np.where(np.isfinite(value)[:, None], inner.y, ends.y)
-            self.pool += [found, self._found(ends.x, other, value)]
-            rounds.append(Round(int(np.sum(ends.steps)), self._lowest()))
-            if told is not None:
-                told(index + 1, rounds[-1])
-            if self._enough(rounds, found) or left <= 0:
-                break
-            start = self._next(index, found, ends, inner, value, cuts)
-        return self._answer(rounds, left <= 0)
+        return Stand(start, inner, cuts)
+
+    def saved(self) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """What a later process needs to carry on after a round, as JSON and arrays."""
+        calls = self.model.calls
+        facts = {
+            "rounds": len(self.rounds), "left": self.left, "over": self.over, "empty": self.empty,
+            "found": [r.best is not None for r in self.rounds],
+            "steps": [r.steps for r in self.rounds], "random": self.rng.bit_generator.state,
+            "calls": [int(calls.values), int(calls.products)],
+        }  # fmt: skip
+        bests = [r.best for r in self.rounds if r.best is not None]
+        return facts, jax.tree.leaves((self.stand, self.pool, bests))
+
+    def restore(self, facts: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        """Go back to where a search was saved."""
+        ends, found = Ends(*range(4)), Found(*range(7))  # type: ignore
+        like = (
+            Stand(ends, ends, Cuts(*range(3))),  # type: ignore
+            [found] * (2 * facts["rounds"]), [found] * sum(facts["found"]),
+        )  # fmt: skip
+        self.stand, self.pool, bests = jax.tree.unflatten(jax.tree.structure(like), arrays)
+        place = iter(bests)
+        self.rounds = [
+            Round(steps, next(place) if best else None)
+            for steps, best in zip(facts["steps"], facts["found"], strict=True)
+        ]
+        self.left, self.over, self.empty = facts["left"], facts["over"], facts["empty"]
+        self.rng.bit_generator.state = facts["random"]
+        self.model.calls.values, self.model.calls.products = facts["calls"]
 
     def _drawn(self, index: int) -> list[Points]:
         """Inner points drawn for every start."""
@@ -278,7 +335,7 @@ class Search:
 
     # The answer
 
-    def _answer(self, rounds: list[Round], cut_short: bool) -> Answer:
+    def _answer(self, rounds: list[Round], cut_short: bool, stopped: bool) -> Answer:
         pool = Found.joined(self.pool)
         away = self._beyond(pool)
         beyond = away if away is not None and self._keeps_falling(away) else None
@@ -300,7 +357,7 @@ class Search:
         endless = bool(not held or self._far(best)[0]) and self._falls(best.x[0])
         return Answer(
             best, held, self._lanes(pool), rounds, minima, beyond, endless, self.empty,
-            cut_short,
+            cut_short, stopped,
         )  # fmt: skip
 
     def finished(self, best: Found) -> list[tuple[Found, np.ndarray | None]]:

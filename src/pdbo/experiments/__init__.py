@@ -80,6 +80,9 @@ EXPERIMENTS = {
     "problems": Experiment(
         "every solver on every problem of the collection, with defaults", (600, 40)
     ),
+    "bolib": Experiment(
+        "constraints between the levels: 102 problems of BOLIB, one setting", (600, 25)
+    ),
 }
 
 PROBLEMS = (  # noqa: SIM905

@@ -9,7 +9,7 @@ from .. import _trees as trees
 from .._checks import number
 from .._problem import Problem
 from .._solver import Calls
-from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
+from ..sets import Affine, Box, Free, Halfspace, NonNegative, Polyhedron, Simplex
 from ._descent import move
 from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
@@ -40,8 +40,8 @@ class BigSAM(HypergradientSolver):
             too: Adam needs an `eps_root` above zero for this.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
-    Affine and their products, whose projections are piecewise linear and differentiated as they
-    are; a curved set is an error.
+    Affine, Polyhedron and their products, whose projections are piecewise linear and differentiated
+    as they are; a curved set is an error.
 
     Reference: Sabach & Shtern, A First Order Method for Solving Convex Bilevel Optimization
     Problems (2017) for the averaging; Liu, Mu, Yuan, Zeng & Zhang, A Generic First-Order
@@ -60,7 +60,7 @@ class BigSAM(HypergradientSolver):
         "Bi-Level Programming Beyond Lower-Level Singleton, 2020"
     )
 
-    covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine)
+    covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine, Polyhedron)
 
     averaging: Array = eqx.field(converter=number, default=0.5)
 

@@ -8,7 +8,7 @@ from .._checks import whole_number
 from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls
-from ..sets import Affine, Box, Free, Halfspace, NonNegative, Simplex
+from ..sets import Affine, Box, Free, Halfspace, NonNegative, Polyhedron, Simplex
 from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
 
@@ -36,8 +36,8 @@ class ITD(HypergradientSolver):
             too: Adam needs an `eps_root` above zero for this.
 
     Constraints: any x_set. For y_set the polyhedra Free, Box, NonNegative, Simplex, Halfspace,
-    Affine and their products, whose projections are piecewise linear and differentiated as they
-    are; the theory covers only Free, and a curved set is an error.
+    Affine, Polyhedron and their products, whose projections are piecewise linear and differentiated
+    as they are; the theory covers only Free, and a curved set is an error.
 
     Reference: Franceschi, Donini, Frasconi & Pontil, Forward and Reverse Gradient-Based
     Hyperparameter Optimization (2017); truncation: Shaban, Cheng, Hatch & Boots, Truncated
@@ -54,7 +54,7 @@ class ITD(HypergradientSolver):
         "Hyperparameter Optimization, 2017"
     )
 
-    covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine)
+    covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine, Polyhedron)
 
     truncate: int | None = eqx.field(static=True, default=None)
 
