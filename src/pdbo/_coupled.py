@@ -29,6 +29,7 @@ from .coupled.rounds import ROUNDS, Answer, Found, Round, Search
 MOST = 200  # the most entries of x, y and rows together
 STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
+NOT_SURE = "constraints of this size are solved by gradients from one start, and not certified."
 STEPS = 200  # those of x on a large problem, unless said otherwise
 
 
@@ -109,9 +110,11 @@ def solve_large(start: Start, options: Options) -> Solution:
         off, gap, float(step.at.residual), max(step.stationarity, left), off, step.stationarity,
         0, 0, 0.0, np.zeros(0),
     )  # fmt: skip
-    code, note = RESULTS.settled, ""
-    if facts.eps <= tol:
-        code = RESULTS.success
+    code, note = RESULTS.settled, NOT_SURE
+    if (
+        facts.eps <= tol
+    ):  # but one inner start does not tell a global inner minimum from a local one
+        code = RESULTS.settled
     elif stopped:
         code = RESULTS.stopped
     elif off > 1e-3:
