@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from ._errors import RESULTS as RESULTS
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
+    from ._inner_solution import inner_solution as inner_solution
     from ._load import load as load
     from ._multistart import multistart as multistart
     from ._problem import Equal as Equal
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from ._solve import solve as solve
     from .checkpoint import save as save
     from .data import Source as Source
+    from .errors import AnswerWarning as AnswerWarning
     from .errors import CheckpointError as CheckpointError
     from .errors import CheckpointWarning as CheckpointWarning
     from .errors import DataReplicated as DataReplicated
@@ -83,6 +85,7 @@ _DAILY = {  # by module, the names for daily use
     "_certify": "certify",
     "_compare": "compare",
     "_errors": "RESULTS ProblemError SolveError",
+    "_inner_solution": "inner_solution",
     "_load": "load",
     "_multistart": "multistart",
     "_problem": "Equal Problem",
@@ -94,7 +97,8 @@ _DAILY = {  # by module, the names for daily use
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
-    "errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning StartProjected",
+    "errors": "AnswerWarning CheckpointError CheckpointWarning DataReplicated PrecisionWarning "
+    "StartProjected",
     "hosts": "distributed",
     "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",

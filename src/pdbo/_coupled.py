@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from ._certificate import Certificate, ConstrainedCertificate
 from ._checks import check_functions, point_arrays, report_point, traced
+from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History, columns
 from ._options import Options
@@ -27,6 +28,7 @@ from .coupled.rounds import ROUNDS, Answer, Found, Round, Search
 MOST = 200  # the most entries of x, y and rows together
 STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
+SAME = 1e-7  # inner values this close are one
 
 
 class Searched(NamedTuple):
@@ -73,6 +75,19 @@ def certify_coupled(given: Start, solver: Solver) -> Certificate:
         model = model_of(start.problem, start.x, start.y, start.coarse is None)
         x, y = np.split(model.start, [model.nx])
         return certificate_of(_facts(model, x, y, None))
+
+
+def answer_coupled(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, float]:
+    """The lowest inner solution found at x, of equal ones that nearest to y, and f there."""
+    with session(Start(problem, x, y), chosen(None)) as start, _on_cpu():
+        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        x, y = np.split(model.start, [model.nx])
+        Y, values = Search(model, model.start[None], 1).lookout(x, y)
+        lowest = np.min(values)
+        apart = np.linalg.norm(Y - y, axis=1)
+        best = np.argmin(np.where(values <= lowest + SAME * max(1.0, abs(lowest)), apart, np.inf))
+        f = model.all_rows(np.concatenate([x, Y[best]])[None])[0][0]
+        return model.point(x, Y[best])[1], float(f)
 
 
 def _check_options(given: Start, solver: Solver, options: Options) -> None:
