@@ -68,6 +68,16 @@ def test_examples_print_what_the_gallery_shows(path, tmp_path, monkeypatch, caps
     assert (DOCS / "gallery" / f"{path.stem}.png").stat().st_size < 100_000
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "recipes").glob("*.py")), ids=lambda p: p.stem)
+def test_logging_recipes(path, tmp_path, monkeypatch, session):
+    """Each needs a package that pdbo does not; it is skipped by name if that is missing."""
+    pytest.importorskip(re.match(r"# needs: (\w+)\n", path.read_text())[1])
+    assert f'--8<-- "docs/recipes/{path.name}"' in (DOCS / "guides" / "logging.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    assert any(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+
+
 def test_the_toy_example_shows_who_stops():
     """What the page shows, which the test above compares with a run."""
     shown = re.search(r"```text\n(.*?)```", (DOCS / "gallery" / "toy.md").read_text(), re.S)[1]
@@ -85,6 +95,7 @@ def public():
         names |= {f"pdbo.{home}.{name}" for name in listed.split()}
     names |= {f"pdbo.solvers.{name}" for name in pdbo.solvers.SOLVERS if name not in pdbo.__all__}
     homes = (
+        pdbo.callbacks,
         pdbo.linear,
         pdbo.orbax,
         pdbo.presets,

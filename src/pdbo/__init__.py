@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are first used
+    from . import callbacks as callbacks
     from . import data as data
     from . import errors as errors
     from . import hosts as hosts
@@ -113,8 +114,8 @@ _HOMES = {
     for name in listed.split()
 }
 _SUBMODULES = (
-    "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results", "schedules",
-    "sets", "sklearn", "solvers",
+    "callbacks", "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results",
+    "schedules", "sets", "sklearn", "solvers",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,7 +1,7 @@
 """What a run returns, and what it takes to carry on."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import equinox as eqx
@@ -17,6 +17,9 @@ from ._problem import Problem
 from ._solver import Point, Solver
 
 if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
     from ._certificate import Certificate
 
 
@@ -222,6 +225,28 @@ class Solution(eqx.Module):
         if self.certificate is not None:
             lines.append(self.certificate.in_words)
         return "\n".join([*lines, self._cost()])
+
+    def _repr_html_(self) -> str:
+        from ._show import solution_html
+
+        return solution_html(self)
+
+    def plot(self, axis: str = "step", curves: Sequence[str] | None = None) -> "Figure":
+        """A figure of the history, a panel per curve (matplotlib).
+
+        By default f, the inner gap, stationarity and eps; `axis` is "step".
+        """
+        from ._show import plot
+
+        curves = ("f", "inner_gap", "stationarity", "eps") if curves is None else curves
+        rows = np.asarray(self.history["step"]) >= 0
+        return plot({"": {k: np.asarray(v)[rows] for k, v in self.history.items()}}, axis, curves)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The history as a data frame (pandas), one row per record."""
+        from ._show import frame
+
+        return frame(self.history)
 
     def _cost(self) -> str:
         """What the run took, in a line."""
