@@ -5,6 +5,7 @@ import pathlib
 import time
 import traceback
 from types import ModuleType
+from typing import Any
 
 from .._errors import brief
 from ..experiments import EXPERIMENTS, Unavailable, load
@@ -28,8 +29,12 @@ def reproduce(
     out: pathlib.Path,
     data: pathlib.Path | None = None,
     debug: bool = False,
+    extra: dict[str, dict[str, Any]] | None = None,
 ) -> list[str]:
-    """Run the experiments without a record; returns a sentence for each that failed."""
+    """Run the experiments without a record; returns a sentence for each that failed.
+
+    `extra` holds more arguments of an experiment's run, by its name.
+    """
     todo = [n for n in names if finished(out, n) is None]
     failures = []
     with Progress({n: EXPERIMENTS[n].seconds[quick] for n in todo}) as progress:
@@ -40,6 +45,7 @@ def reproduce(
             start = time.perf_counter()
             try:
                 options = {"data": data} if EXPERIMENTS[name].data else {}
+                options |= (extra or {}).get(name, {})
                 record = run(load(name), name, seed, quick, track, **options)
                 write(out, record)
             except Unavailable as error:
@@ -64,7 +70,7 @@ def run(
     seed: int,
     quick: bool,
     track: Track,
-    **options: pathlib.Path | None,
+    **options: Any,
 ) -> Record:
     """Run one experiment in double precision; returns its record."""
     import jax
