@@ -321,9 +321,10 @@ def short() -> str:
         cells = [f"{reached} of {len(tried)}"]
         for key in ("seconds", "peak_bytes"):
             known = [r for r in (ratio(e, o, key) for e, o in tried) if r is not None]
-            cells.append(f"{np.median(known):.2g}×" if known else "–")
+            cells.append(f"{float(f'{np.median(known):.2g}'):g}×" if known else "–")
         mine = name.startswith(OURS)
-        cells += ["yes" if mine else "no", "no" if name in (f"{OURS}, untuned", "scikit-learn") else "yes"]
+        untuned = name in (f"{OURS}, untuned", "scikit-learn")
+        cells += ["yes" if mine else "no", "no" if untuned else "yes"]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
