@@ -1,6 +1,7 @@
 """README, pages and examples: what they show is run, links lead somewhere, names are covered."""
 
 import inspect
+import json
 import pathlib
 import re
 import runpy
@@ -15,6 +16,7 @@ import pdbo
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RUN = runpy.run_path(str(DOCS / "run.py"))
+NOTEBOOKS = runpy.run_path(str(DOCS / "notebooks.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 
@@ -66,6 +68,18 @@ def test_examples_print_what_the_gallery_shows(path, tmp_path, monkeypatch, caps
     same(capsys.readouterr().out, re.search(r"```text\n(.*?)```", page, re.S)[1])
     assert (tmp_path / f"{path.stem}.png").stat().st_size > 5_000
     assert (DOCS / "gallery" / f"{path.stem}.png").stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_print_what_they_show(path, session):
+    pytest.importorskip("matplotlib")
+    notebook = json.loads(path.read_text())
+    again = json.loads(path.read_text())
+    NOTEBOOKS["execute"](again)
+    for shown, found in zip(notebook["cells"], again["cells"], strict=True):
+        for a, b in zip(shown.get("outputs", []), found.get("outputs", []), strict=True):
+            same("".join(b.get("text", [])), "".join(a.get("text", [])))
+    assert NOTEBOOKS["page"](notebook, path.stem) == path.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "recipes").glob("*.py")), ids=lambda p: p.stem)
