@@ -58,10 +58,16 @@ def reproduce(
                 failures.append(f"{name} failed with {brief(error)}.")
                 progress.finish(name, "failed")
                 continue
-            held = sum(c.held for c in record.claims)
             seconds = time.perf_counter() - start
-            progress.finish(name, f"{seconds:.1f} s, {held} of {len(record.claims)} claims held")
+            progress.finish(name, f"{seconds:.1f} s, {_verdict(record)}")
     return failures
+
+
+def _verdict(record: Record) -> str:
+    if not record.judged:
+        return "too small to judge its claims"
+    held = sum(c.held for c in record.claims)
+    return f"{held} of {len(record.claims)} claims held"
 
 
 def run(
