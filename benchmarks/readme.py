@@ -330,8 +330,8 @@ def short() -> str:
 
 
 TABLES = (
-    short, speeds, sparse, newsgroups, arrival, estimator, cleaning, overhead, steps, scoreboard, solvers,
-    entries, profiles, claims,
+    short, speeds, sparse, newsgroups, arrival, estimator, cleaning, overhead, steps, scoreboard,
+    solvers, entries, profiles, claims,
 )  # fmt: skip
 
 

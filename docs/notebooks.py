@@ -47,7 +47,12 @@ def outputs(source: str, space: dict[str, Any], count: int) -> list[dict[str, An
             data["image/png"] = base64.b64encode(value._repr_png_()).decode()
             data["text/plain"] = ["a figure"]
         found.append(
-            {"output_type": "execute_result", "execution_count": count, "metadata": {}, "data": data}
+            {
+                "output_type": "execute_result",
+                "execution_count": count,
+                "metadata": {},
+                "data": data,
+            }
         )
     return found
 
@@ -60,7 +65,7 @@ def page(notebook: dict[str, Any], name: str) -> str:
         if cell["cell_type"] == "markdown":
             parts.append(f"{source}\n")
             continue
-        parts.append(f"``` {{.py title=\"In [{cell['execution_count']}]\"}}\n{source}\n```\n")
+        parts.append(f'``` {{.py title="In [{cell["execution_count"]}]"}}\n{source}\n```\n')
         for number, output in enumerate(cell["outputs"]):
             data = output.get("data", {})
             if "text" in output:

@@ -85,7 +85,7 @@ def test_notebooks_print_what_they_show(path, session):
 @pytest.mark.parametrize("path", sorted((DOCS / "recipes").glob("*.py")), ids=lambda p: p.stem)
 def test_logging_recipes(path, tmp_path, monkeypatch, session):
     """Each needs a package that pdbo does not; it is skipped by name if that is missing."""
-    pytest.importorskip(re.match(r"# needs: (\w+)\n", path.read_text())[1])
+    pytest.importorskip(re.search(r"; needs (\w+)", path.read_text())[1])
     assert f'--8<-- "docs/recipes/{path.name}"' in (DOCS / "guides" / "logging.md").read_text()
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")

@@ -270,7 +270,13 @@ def test_floats_in_data_do_not_recompile():
 def test_a_solution_prints_its_point_certificate_and_cost():
     sol = pdbo.solve(cases.toy(), 2.0, np.array([0.5, 0.5]))
     text = str(sol)
-    for part in ("within the tolerance", "\nx = 1.", "\ny = [1., 1.]", "y is an inner minimiser", "y solved again"):
+    for part in (
+        "within the tolerance",
+        "\nx = 1.",
+        "\ny = [1., 1.]",
+        "y is an inner minimiser",
+        "y solved again",
+    ):
         assert part in text, text
     n = 20
     follows = pdbo.Problem(

@@ -1,4 +1,5 @@
-# needs: tensorboardX
+"""Log a run to tensorboard; needs tensorboardX."""
+
 import jax.numpy as jnp
 from tensorboardX import SummaryWriter
 

@@ -1,4 +1,5 @@
-# needs: wandb
+"""Log a run to wandb; needs wandb."""
+
 import jax.numpy as jnp
 import wandb
 

@@ -106,11 +106,7 @@ def _answer(arguments: tuple[Problem, PyTree, PyTree]) -> _Found:
 def _differentiated(primals: tuple, tangents: tuple) -> tuple[_Found, _Found]:
     found = _answer(*primals)
     moved = _moved(primals[0], found.y, found.top, tangents[0])
-    return found, _Found(moved, jnp.zeros_like(found.top), _no_tangent(found.ok))
-
-
-def _no_tangent(leaf: Array) -> object:
-    return None if not jnp.issubdtype(leaf.dtype, jnp.inexact) else jnp.zeros_like(leaf)
+    return found, _Found(moved, jnp.zeros_like(found.top), None)  # type: ignore
 
 
 # The answer
@@ -125,7 +121,7 @@ class _Walk(NamedTuple):
         expected: by how much it should come nearer to y0.
         share: the part of a Newton step that is tried.
         top: the largest curvature of g met.
-        count, over: inner solves so far, and whether the search has ended.
+        solves, over: inner solves so far, and whether the search has ended.
     """
 
     y: Vector
@@ -134,7 +130,7 @@ class _Walk(NamedTuple):
     expected: Scalar
     share: Scalar
     top: Scalar
-    count: Int[Array, ""]
+    solves: Int[Array, ""]
     over: Bool[Array, ""]
 
 
@@ -149,7 +145,7 @@ def _search(problem: Problem, x: PyTree, y0: PyTree) -> _Found:
     def body(s: _Walk) -> _Walk:
         memory = Memory(s.top, zero, none, none, none)
         found = minimise(functions, at, s.tried, memory, accuracy)
-        first = s.count == 0
+        first = s.solves == 0
         fall = trees.length(s.y - goal) ** 2 - trees.length(found.y - goal) ** 2
         better = found.ok & (~s.ok | (fall >= 1e-4 * s.expected))
         y = jnp.where(better, found.y, s.y)
@@ -166,10 +162,10 @@ def _search(problem: Problem, x: PyTree, y0: PyTree) -> _Found:
         over = ~here.flat | near | (share < accuracy) | (~better & ~s.ok)
         expected = share * trees.dot(step, pull)
         ok = s.ok | better
-        return _Walk(y, ok, tried, expected, share, top, s.count + 1, over & ~lost)
+        return _Walk(y, ok, tried, expected, share, top, s.solves + 1, over & ~lost)
 
     def going(s: _Walk) -> Bool[Array, ""]:
-        return ~s.over & (s.count < MOST_MOVES)
+        return ~s.over & (s.solves < MOST_MOVES)
 
     begin = functions.project_y(goal)
     end = lax.while_loop(going, body, _Walk(begin, no, begin, zero, zero + 1, zero, none, no))
@@ -310,5 +306,3 @@ class _Tangent:
             return jnp.linalg.solve(lax.map(A, jnp.eye(b.size, dtype=b.dtype)).T, b)
 
         return self.null(lax.custom_linear_solve(product, w, solution, symmetric=True))
-
-

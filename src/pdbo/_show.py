@@ -60,10 +60,11 @@ def table(columns: Mapping[str, Sequence[str]]) -> str:
     widths = {k: max(map(len, (k, *v))) for k, v in columns.items()}
     rows = [list(columns), *zip(*columns.values(), strict=True)]
     first, *others = widths.values()
-    return "\n".join(
-        "  ".join([f"{row[0]:<{first}}", *(f"{c:>{w}}" for c, w in zip(row[1:], others, strict=True))])
-        for row in rows
-    )
+    lines = []
+    for name, *cells in rows:
+        right = (f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))
+        lines.append("  ".join([f"{name:<{first}}", *right]))
+    return "\n".join(lines)
 
 
 def comparison_columns(comparison: Any) -> dict[str, list[str]]:
@@ -71,7 +72,8 @@ def comparison_columns(comparison: Any) -> dict[str, list[str]]:
     last = comparison.final()
     at = {name: k for k, name in enumerate(last["solver"])}
     numbers = {
-        "steps": ("step", "{:,.0f}"), "calls": ("calls", "{:,.0f}"), "seconds": ("seconds", "{:.3g}"),
+        "steps": ("step", "{:,.0f}"), "calls": ("calls", "{:,.0f}"),
+        "seconds": ("seconds", "{:.3g}"),
         "f": ("f", "{:.6g}"), "inner gap": ("inner_gap", "{:.1e}"), "eps": ("eps", "{:.1e}"),
         "x error": ("x_error", "{:.1e}"), "y error": ("y_error", "{:.1e}"),
     }  # fmt: skip

@@ -140,9 +140,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     return _handed_over(solution, given.problem, options, began)
 
 
-def _handed_over(
-    solution: Solution, problem: Problem, options: Options, began: float
-) -> Solution:
+def _handed_over(solution: Solution, problem: Problem, options: Options, began: float) -> Solution:
     from ._resolve import with_answer  # most runs do without it
 
     solution = dataclasses.replace(returned(solution), seconds=time.perf_counter() - began)

@@ -19,7 +19,7 @@ from ._style import Style, on_log, reach, styles
 
 _HERE = pathlib.Path(__file__).parent
 PAPER = (
-    '<p>The paper: Daouda Sow, Kaiyi Ji, Ziwei Guan and Yingbin Liang, '
+    "<p>The paper: Daouda Sow, Kaiyi Ji, Ziwei Guan and Yingbin Liang, "
     '<a href="https://arxiv.org/abs/2203.01123">arXiv 2203.01123</a> (2022).</p>'
 )
 TITLE = "A primal-dual approach to bilevel optimization with multiple inner minima, reproduced"
