@@ -50,15 +50,9 @@ def run(
     import pdbo
 
     from ..problems import names
-    from ..solvers import SOLVERS
 
     chosen = [n for n in names() if not quick or n in QUICK]
-    rivals = QUICK_RIVALS if quick or own else RIVALS
-    made = {name: SOLVERS[name] for name in (AUTO, *rivals)}
-    if own is not None:
-        name, solver_of_own = own
-        name = f"{name} (own)" if name in SOLVERS else name
-        rivals, made = (name, *rivals), made | {name: lambda: solver_of_own}
+    rivals, made = _solvers(quick, own)
     starts, steps = (16, 1_000) if quick else (64, 10_000)
     entries = _entries(chosen)
     marks = np.unique(np.geomspace(1, steps, 40).astype(int))
@@ -79,7 +73,7 @@ def run(
             })  # fmt: skip
             continue
         try:
-            found = _runs(problem, made[solver](), entry.starts(starts, seed), marks, seed)
+            found = _runs(problem, made[solver], entry.starts(starts, seed), marks, seed)
         except pdbo.ProblemError as error:  # a set the method does not cover
             refused.setdefault(solver, {})[name] = str(error)
             found = None
@@ -102,6 +96,20 @@ def run(
     if own is not None:
         settings |= {"own solver": rivals[0]}
     return Results(settings, arrays, calls)
+
+
+def _solvers(
+    quick: bool, own: tuple[str, Solver] | None
+) -> tuple[tuple[str, ...], dict[str, Solver]]:
+    """The names of the rivals, one's own first, and all solvers by name."""
+    from ..solvers import SOLVERS
+
+    rivals = QUICK_RIVALS if quick or own else RIVALS
+    made: dict[str, Solver] = {name: SOLVERS[name]() for name in (AUTO, *rivals)}
+    if own is None:
+        return rivals, made
+    name = f"{own[0]} (own)" if own[0] in SOLVERS else own[0]
+    return (name, *rivals), made | {name: own[1]}
 
 
 def _entries(names: list[str]) -> dict[str, tuple[Entry, Problem]]:
