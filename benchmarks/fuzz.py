@@ -258,6 +258,7 @@ def _watch(folders: list[pathlib.Path], log: int) -> None:
 
 def _child(made: dict[str, Any], work: pathlib.Path, outputs: list[pathlib.Path], log: int) -> None:
     """Run a case in this process; the process then ends."""
+    os.environ["PDBO_CACHE"] = ""  # compiled programs would be written elsewhere
     import pdbo
     from pdbo.app import cli, records, runner
 

@@ -16,7 +16,8 @@ from outside, in double precision, and stops at the first check at which the tar
 the next check confirms it. Then it times that many iterations again in a fresh process: once cold,
 then several times warm. The page reports the median of the warm times.
 
-A ratio is the library's figure divided by pdbo's: above 1, pdbo is ahead.
+A ratio is the library's figure divided by pdbo's: above 1, pdbo is ahead. The column pdbo names the
+solver that was tuned; "pdbo, untuned" is the default, `AutoPDBO`, as it was when this was measured.
 """
 TERMS = """\
 **time**: to the target, warm. **first call**: the same in a fresh process, including compilation.
@@ -39,12 +40,29 @@ def text(record: dict[str, Any], pictures: list[str]) -> str:
     workloads = record["results"]["workloads"]
     parts = [HEAD, _machine(record), "## Time to target accuracy\n", _summary(workloads)]
     parts += [f"![{name}]({name})\n" for name in pictures[:1]]
-    parts += ["## Where pdbo is behind\n", _behind(workloads), "## Each workload\n", TERMS]
-    parts += [_detail(workload) for workload in workloads.values()]
-    parts += ["## How the cost grows\n", _growth(record["results"]["scaling"])]
-    parts += [f"![{name}]({name})\n" for name in pictures[1:]]
-    parts += ["## Versions and settings\n", _versions(record), _settings(workloads)]
+    parts += ["## Where pdbo is behind\n", _behind(workloads), "## Details\n", TERMS]
+    parts += [_folded(_title(w), _detail(w)) for w in workloads.values()]
+    growth = [_growth(record["results"]["scaling"])]
+    growth += [f"![{name}]({name})\n" for name in pictures[1:]]
+    parts += [_folded("How the cost grows", "\n".join(growth))]
+    parts += [_folded("Versions and settings", f"{_versions(record)}\n{_settings(workloads)}")]
     return "\n".join(parts)
+
+
+def _folded(title: str, body: str) -> str:
+    """A part of the page that is shown on a click."""
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{body}\n</details>\n'
+
+
+def _title(workload: dict[str, Any]) -> str:
+    return f"{workload['title'][0].upper()}{workload['title'][1:]}"
+
+
+def _solver(name: str, entry: dict[str, Any]) -> str:
+    """The name of a row; which of our solvers it is if it is one of ours."""
+    if OURS not in name or "settings" not in entry:
+        return name
+    return f"{name} ({entry['settings'].get('solver', 'AutoPDBO')})"
 
 
 def _machine(record: dict[str, Any]) -> str:
@@ -76,7 +94,8 @@ def _summary(workloads: dict[str, Any]) -> str:
     rows = [["workload", OURS, *names]]
     for w in workloads.values():
         ours = w["entries"].get(OURS, {})
-        cells = [_told(ours, ours, "seconds")]
+        solver = ours.get("settings", {}).get("solver")
+        cells = [_told(ours, ours, "seconds") + (f", {solver}" if solver else "")]
         for name in names:
             theirs = w["entries"].get(name)
             cells.append("–" if theirs is None else _told(theirs, ours, "seconds"))
@@ -164,8 +183,7 @@ def _behind(workloads: dict[str, Any]) -> str:
 
 
 def _detail(workload: dict[str, Any]) -> str:
-    head = f"### {workload['title'][0].upper()}{workload['title'][1:]}\n\nTarget: "
-    head += f"{workload['target']}.\n"
+    head = f"Target: {workload['target']}.\n"
     if "error" in workload:
         return f"{head}\nNot measured: {workload['error']}\n"
     ours = workload["entries"].get(OURS, {})
@@ -183,7 +201,7 @@ def _detail(workload: dict[str, Any]) -> str:
         yes = "yes" if e["reached"] else "never"
         whole = "solve" in e["settings"]
         rows.append([
-            name,
+            _solver(name, e),
             yes,
             "its own" if whole else f"{e['iterations']:,}",
             "–" if whole else _with(e, ours, "microseconds_per_iteration", _number),

@@ -304,9 +304,34 @@ def draw() -> None:
             picture.quantize(64).save(folder / f"{figure.name}.png", optimize=True)
 
 
+def short() -> str:
+    """The libraries in a few words, from the record of `python -m benchmarks`."""
+    from .page import OURS, ratio
+
+    record = json.loads((FOLDER / "peers.json").read_text())
+    workloads = record["results"]["workloads"].values()
+    ours = [w["entries"][OURS] for w in workloads]
+    rows = ["| | targets reached | median time | median memory | certified | tuning needed |",
+            "|---|---|---|---|---|---|"]  # fmt: skip
+    names = dict.fromkeys(n for w in workloads for n in w["entries"])
+    for name in names:
+        found = [(w["entries"].get(name), o) for w, o in zip(workloads, ours, strict=True)]
+        tried = [(e, o) for e, o in found if e is not None and "error" not in e]
+        reached = sum(e["reached"] for e, _ in tried)
+        cells = [f"{reached} of {len(tried)}"]
+        for key in ("seconds", "peak_bytes"):
+            known = [r for r in (ratio(e, o, key) for e, o in tried) if r is not None]
+            cells.append(f"{float(f'{np.median(known):.2g}'):g}×" if known else "–")
+        mine = name.startswith(OURS)
+        untuned = name in (f"{OURS}, untuned", "scikit-learn")
+        cells += ["yes" if mine else "no", "no" if untuned else "yes"]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 TABLES = (
-    speeds, sparse, newsgroups, arrival, estimator, cleaning, overhead, steps, scoreboard, solvers,
-    entries, profiles, claims,
+    short, speeds, sparse, newsgroups, arrival, estimator, cleaning, overhead, steps, scoreboard,
+    solvers, entries, profiles, claims,
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """README, pages and examples: what they show is run, links lead somewhere, names are covered."""
 
 import inspect
+import json
 import pathlib
 import re
 import runpy
@@ -15,6 +16,7 @@ import pdbo
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RUN = runpy.run_path(str(DOCS / "run.py"))
+NOTEBOOKS = runpy.run_path(str(DOCS / "notebooks.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 
@@ -70,6 +72,28 @@ def test_examples_print_what_the_gallery_shows(path, tmp_path, monkeypatch, caps
     assert (DOCS / "gallery" / f"{path.stem}.png").stat().st_size < 100_000
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_notebooks_print_what_they_show(path, session):
+    pytest.importorskip("matplotlib")
+    notebook = json.loads(path.read_text())
+    again = json.loads(path.read_text())
+    NOTEBOOKS["execute"](again)
+    for shown, found in zip(notebook["cells"], again["cells"], strict=True):
+        for a, b in zip(shown.get("outputs", []), found.get("outputs", []), strict=True):
+            same("".join(b.get("text", [])), "".join(a.get("text", [])))
+    assert NOTEBOOKS["page"](notebook, path.stem) == path.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "recipes").glob("*.py")), ids=lambda p: p.stem)
+def test_logging_recipes(path, tmp_path, monkeypatch, session):
+    """Each needs a package that pdbo does not; it is skipped by name if that is missing."""
+    pytest.importorskip(re.search(r"; needs (\w+)", path.read_text())[1])
+    assert f'--8<-- "docs/recipes/{path.name}"' in (DOCS / "guides" / "logging.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    assert any(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+
+
 def test_the_toy_example_shows_who_stops():
     """What the page shows, which the test above compares with a run."""
     shown = re.search(r"```text\n(.*?)```", (DOCS / "gallery" / "toy.md").read_text(), re.S)[1]
@@ -87,6 +111,7 @@ def public():
         names |= {f"pdbo.{home}.{name}" for name in listed.split()}
     names |= {f"pdbo.solvers.{name}" for name in pdbo.solvers.SOLVERS if name not in pdbo.__all__}
     homes = (
+        pdbo.callbacks,
         pdbo.linear,
         pdbo.orbax,
         pdbo.presets,

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are first used
+    from . import callbacks as callbacks
     from . import data as data
     from . import errors as errors
     from . import hosts as hosts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from ._errors import RESULTS as RESULTS
     from ._errors import ProblemError as ProblemError
     from ._errors import SolveError as SolveError
+    from ._inner_solution import inner_solution as inner_solution
     from ._load import load as load
     from ._multistart import multistart as multistart
     from ._problem import Equal as Equal
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from ._solve import solve as solve
     from .checkpoint import save as save
     from .data import Source as Source
+    from .errors import AnswerWarning as AnswerWarning
     from .errors import CheckpointError as CheckpointError
     from .errors import CheckpointWarning as CheckpointWarning
     from .errors import DataReplicated as DataReplicated
@@ -85,22 +88,24 @@ _DAILY = {  # by module, the names for daily use
     "_certify": "certify",
     "_compare": "compare",
     "_errors": "RESULTS ProblemError SolveError",
+    "_inner_solution": "inner_solution",
     "_load": "load",
     "_multistart": "multistart",
     "_problem": "Equal Problem",
     "_shard": "shard",
     "_solve": "solve",
     "checkpoint": "save",
-    "sets": "Affine Ball Box Free Halfspace NonNegative Polyhedron Product Simplex",
+    "sets": "Affine Ball Box Free Halfspace NonNegative Product Simplex",
     "solvers": "PDBO AutoPDBO ProximalPDBO",
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
-    "errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning StartProjected",
+    "errors": "AnswerWarning CheckpointError CheckpointWarning DataReplicated PrecisionWarning "
+    "StartProjected",
     "hosts": "distributed",
     "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
-    "sets": "Set",
+    "sets": "Polyhedron Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "
     "Calls Implicit Point Solver",
 }
@@ -111,8 +116,8 @@ _HOMES = {
     for name in listed.split()
 }
 _SUBMODULES = (
-    "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results", "schedules",
-    "sets", "sklearn", "solvers", "torch",
+    "callbacks", "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results",
+    "schedules", "sets", "sklearn", "solvers", "torch",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

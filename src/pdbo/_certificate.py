@@ -72,16 +72,17 @@ class Certificate(eqx.Module):
     @property
     def in_words(self) -> str:
         """What it says, in a sentence."""
+        sentence = f"y is an inner minimiser to {float(self.inner_gap):.1e}"
         if self.exact:
-            sentence = f"Exact: the step left to a solution is {float(self.eps):.1e} of x and y"
+            if self.radius > 0:
+                sentence += f" (no lower g was found within {float(self.radius):.2g} of it)"
+            sentence += f"; the step left to a solution is {float(self.eps):.1e} of x and y"
             if self.curvature < 0:
                 sentence += "; the point is a saddle or a maximum"
-            if self.radius > 0:
-                sentence += f"; no lower g was found within {float(self.radius):.2g} of y"
             return sentence + "."
         return (
-            f"Relaxed by {float(self.slack):.1e}: eps is {float(self.eps):.1e}; g at y is "
-            f"{float(self.inner_gap):.1e} above the lowest value found."
+            f"{sentence}, of which {float(self.slack):.1e} is granted; no first-order improvement "
+            f"of f above {float(self.stationarity):.1e}; eps is {float(self.eps):.1e}."
         )
 
     def __str__(self) -> str:

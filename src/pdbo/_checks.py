@@ -182,8 +182,8 @@ def _same(leaves: list[Array]) -> list[Array]:
 @_same.defjvp
 def _refuse(*_: object) -> tuple[list[Array], list[Array]]:
     raise ProblemError(
-        "solve cannot be differentiated, its answer may jump: what you would differentiate by "
-        "belongs into x, and f is then minimised over it."
+        "solve cannot be differentiated, its answer may jump: put what you would differentiate by "
+        "into x, or differentiate the inner solution, pdbo.inner_solution(problem, x, y0)."
     )
 
 

@@ -25,18 +25,16 @@ from ._solver import Solver
 from ._verdict import final
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
-
-AXES = ("step", "calls", "seconds")
-CURVES = ("f", "inner_gap", "stationarity", "x_error", "y_error")
 
 
 class Comparison(eqx.Module):
     """What `compare` measured.
 
     Attributes:
-        table: a dict of equally long arrays, one row per solver and record, ready for
-            `pandas.DataFrame(table)`: solver, step, calls (all oracle calls so far), seconds (of
+        table: a dict of equally long arrays, one row per solver and record; `to_pandas()` makes a
+            data frame of it: solver, step, calls (all oracle calls so far), seconds (of
             the solver alone, compilation and certificates left out) and the columns of a history,
             with the certificate computed in full in every row.
         results: how each solver ended, by name.
@@ -53,27 +51,27 @@ class Comparison(eqx.Module):
 
     def plot(self, axis: str = "step", curves: Sequence[str] | None = None) -> "Figure":
         """A figure with a panel per curve against "step", "calls" or "seconds" (matplotlib)."""
-        if axis not in AXES:
-            raise ProblemError(f"axis must be one of {', '.join(AXES)}, got {axis!r}.")
-        curves = [c for c in CURVES if c in self.table] if curves is None else curves
-        unknown = [c for c in curves if c not in self.table]
-        if unknown:
-            raise ProblemError(f"the table has no column {unknown[0]!r}.")
-        from matplotlib.figure import Figure
+        from ._show import plot
 
-        figure = Figure(figsize=(3.4 * len(curves), 3.0), layout="constrained")
-        panels = figure.subplots(1, len(curves), squeeze=False)[0]
-        for panel, curve in zip(panels, curves, strict=True):
-            for name in self.results:
-                rows = self.table["solver"] == name
-                panel.plot(self.table[axis][rows], self.table[curve][rows], label=name)
-            panel.set(title=curve, xlabel=axis)
-            if curve == "f":  # it may be negative
-                panel.set_yscale("symlog", linthresh=1e-6)
-            else:
-                panel.set_yscale("log")
-        panels[0].legend(fontsize="small")
-        return figure
+        by_name = {name: self.table["solver"] == name for name in self.results}
+        rows = {n: {k: v[i] for k, v in self.table.items()} for n, i in by_name.items()}
+        return plot(rows, axis, curves)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The table as a data frame (pandas)."""
+        from ._show import frame
+
+        return frame(self.table)
+
+    def __str__(self) -> str:
+        from ._show import comparison_columns, table
+
+        return table(comparison_columns(self))
+
+    def _repr_html_(self) -> str:
+        from ._show import comparison_columns, html_table
+
+        return html_table(comparison_columns(self))
 
 
 def compare(

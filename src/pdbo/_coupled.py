@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 
 from ._certificate import Certificate, ConstrainedCertificate
 from ._checks import check_functions, point_arrays, report_point, traced
+from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History, columns
 from ._kept_search import Kept
@@ -31,6 +32,7 @@ STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
 NOT_SURE = "constraints of this size are solved by gradients from one start, and not certified."
 STEPS = 200  # those of x on a large problem, unless said otherwise
+SAME = 1e-7  # inner values this close are one
 
 
 class Searched(NamedTuple):
@@ -151,6 +153,19 @@ def certify_coupled(given: Start, solver: Solver) -> Certificate:
         model = model_of(start.problem, start.x, start.y, start.coarse is None)
         x, y = np.split(model.start, [model.nx])
         return certificate_of(_facts(model, x, y, None))
+
+
+def answer_coupled(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, float]:
+    """The lowest inner solution found at x, of equal ones that nearest to y, and f there."""
+    with session(Start(problem, x, y), chosen(None)) as start, _on_cpu():
+        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        x, y = np.split(model.start, [model.nx])
+        Y, values = Search(model, model.start[None], 1).lookout(x, y)
+        lowest = np.min(values)
+        apart = np.linalg.norm(Y - y, axis=1)
+        best = np.argmin(np.where(values <= lowest + SAME * max(1.0, abs(lowest)), apart, np.inf))
+        f = model.all_rows(np.concatenate([x, Y[best]])[None])[0][0]
+        return model.point(x, Y[best])[1], float(f)
 
 
 def _check_options(given: Start, solver: Solver, options: Options) -> None:

@@ -107,6 +107,10 @@ class SolveError(RuntimeError):
         self.solution = solution
 
 
+class AnswerWarning(UserWarning):
+    """The follower may answer otherwise: f differs where the inner problem is solved again."""
+
+
 class StartProjected(UserWarning):
     """A start lay outside its set and was replaced by its projection."""
 

@@ -154,7 +154,7 @@ def certified_in_double(
     own, eps = has_double(), _eps((x, y))
     with jax.enable_x64(True):
         double = problem.astype(jnp.float64) if own else to_float64(problem)
-        at = jax.tree.map(_double, (x, y, multiplier))
+        at = jax.tree.map(in_double, (x, y, multiplier))
         fine_x, fine_y, fine = at
         try:
             if not own or eps > float(np.finfo(np.float64).eps):  # else it has been checked
@@ -175,7 +175,7 @@ def certified_in_double(
     return _numpy(measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=None))
 
 
-def _double(leaf: ArrayLike) -> Array:
+def in_double(leaf: ArrayLike) -> Array:
     """A leaf in double precision; what is split over devices stays where it is."""
     spread = isinstance(leaf, Array) and len(leaf.sharding.device_set) > 1
     return jnp.asarray(leaf if spread else np.asarray(leaf), jnp.float64)

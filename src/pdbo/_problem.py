@@ -128,6 +128,11 @@ class Problem(eqx.Module):
         self.y_set = _set("y_set", y_set)
         self.mesh = None  # the devices `shard` spreads the data over
 
+    def __repr__(self) -> str:
+        from ._show import problem
+
+        return problem(self)
+
     @property
     def view(self) -> DataView:
         """How the functions see the data."""

@@ -37,7 +37,8 @@ class Pace:
 class Progress:
     """Shows step, f, h, multiplier and eps during a run; does nothing unless enabled.
 
-    On a terminal one line is rewritten; otherwise a plain line is written every ten seconds.
+    On a terminal one line is rewritten; otherwise a plain line is written every ten seconds. It
+    says "compiling" up to the first rows, and the time left is estimated from there on.
     """
 
     def __init__(
@@ -47,14 +48,17 @@ class Progress:
         self.file = sys.stderr if file is None else file
         self.live = self.file.isatty()
         self.began = self.shown = time.monotonic()
+        self.first: tuple[float, float] | None = None  # when the first rows came, and their step
         self.last: dict[str, float] | None = None
 
     def __enter__(self) -> Self:
+        if self.enabled:
+            self._write("compiling ...", end="" if self.live else "\n")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.enabled and self.last is not None:
-            self._show(end="\n")
+        if self.enabled:
+            self._show(end="\n") if self.last is not None else self._write("", end="\n")
 
     def update(self, rows: dict[str, np.ndarray]) -> None:
         """Record the rows of a chunk and refresh the line if it is due."""
@@ -62,6 +66,7 @@ class Progress:
             return
         self.last = {k: float(rows[k][-1]) for k in ("step", "f", "h", "multiplier", "eps")}
         now = time.monotonic()
+        self.first = self.first or (now, self.last["step"])
         if now - self.shown >= (REFRESH if self.live else 10.0):
             self.shown = now
             self._show(end="" if self.live else "\n")
@@ -69,17 +74,27 @@ class Progress:
     def _show(self, end: str) -> None:
         assert self.last is not None
         done = (self.last["step"] - self.start) / max(self.until - self.start, 1)
-        elapsed = time.monotonic() - self.began
-        left = elapsed * (1 - done) / done if done > 0 else float("nan")
+        now = time.monotonic()
         bar = "█" * round(20 * done) + "░" * (20 - round(20 * done))
         text = (
             f"{bar} step {self.last['step']:,.0f}/{self.until:,}  f {self.last['f']:.5g}  "
             f"h {self.last['h']:.2e}  multiplier {self.last['multiplier']:.3g}  "
             f"eps {self.last['eps']:.2e} (tol {self.tol:.0e})  "
-            f"{elapsed:.0f} s, at most {left:.0f} s left"
+            f"{now - self.began:.0f} s{self._left(now)}"
         )
+        room = shutil.get_terminal_size().columns - 1
+        self._write(text if not self.live or len(text) <= room else text[len(bar) + 1 :], end)
+
+    def _left(self, now: float) -> str:
+        """The time left at the pace since the first rows, which had to wait for compilation."""
+        assert self.first is not None and self.last is not None
+        since, step = now - self.first[0], self.last["step"] - self.first[1]
+        if step <= 0:
+            return ""
+        return f", at most {since / step * (self.until - self.last['step']):.0f} s left"
+
+    def _write(self, text: str, end: str) -> None:
         if self.live:  # a line that wraps could not be rewritten
-            room = shutil.get_terminal_size().columns - 1
-            text = "\r\x1b[2K" + (text if len(text) <= room else text[len(bar) + 1 :])[:room]
+            text = "\r\x1b[2K" + text[: shutil.get_terminal_size().columns - 1]
         self.file.write(text + end)
         self.file.flush()

@@ -1,8 +1,8 @@
 """What a run returns, and what it takes to carry on."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import equinox as eqx
 import jax
@@ -17,10 +17,14 @@ from ._problem import Problem
 from ._solver import Point, Solver
 
 if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
     from ._certificate import Certificate
 
 
 Number = Array | np.ndarray | float
+T = TypeVar("T")
 
 
 class State(eqx.Module):
@@ -50,6 +54,13 @@ def launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -
     return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
 
 
+class Answer(NamedTuple):
+    """The inner solution found again from y, and f there."""
+
+    y: PyTree
+    f: Number
+
+
 class Outcome(eqx.Module):
     """How a run ended, and the certificate that says so; see `Solution`."""
 
@@ -59,37 +70,37 @@ class Outcome(eqx.Module):
     note: str = eqx.field(static=True, default="")
 
 
-class Pending:
-    """An outcome that is computed when it is first looked at, in the precision of its run.
+class Pending(Generic[T]):
+    """A value that is computed when it is first looked at, in the precision of its run.
 
     Arguments:
         compute: returns it.
     """
 
-    def __init__(self, compute: Callable[[], Outcome]):
-        self._compute: Callable[[], Outcome] | None = compute
-        self._outcome: Outcome | None = None
+    def __init__(self, compute: Callable[[], T]):
+        self._compute: Callable[[], T] | None = compute
+        self._value: T | None = None
         self._double = bool(jax.config.jax_enable_x64)  # type: ignore
 
     @property
     def known(self) -> bool:
         """Whether it has been looked at."""
-        return self._outcome is not None
+        return self._value is not None
 
-    def look(self) -> Outcome:
-        """The outcome."""
-        if self._outcome is None:
+    def look(self) -> T:
+        """The value."""
+        if self._value is None:
             assert self._compute is not None
             with jax.enable_x64(self._double):
-                self._outcome, self._compute = self._compute(), None
-        return self._outcome
+                self._value, self._compute = self._compute(), None
+        return self._value
 
-    def __reduce__(self) -> tuple[Callable, tuple[Outcome]]:
-        return _same, (self.look(),)  # a copy in another process has the outcome itself
+    def __reduce__(self) -> tuple[Callable, tuple[T]]:
+        return _same, (self.look(),)  # a copy in another process has the value itself
 
 
-def _same(outcome: Outcome) -> Outcome:
-    return outcome
+def _same(value: T) -> T:
+    return value
 
 
 class Solution(eqx.Module):
@@ -111,18 +122,20 @@ class Solution(eqx.Module):
         seconds: what the call of `solve` took, compilation included; 0 if it is not known.
         inner_multipliers: those of the inner constraint, shaped like what it returns; None without
             one.
+        answer: what the follower answers: `y_resolved` and `f_resolved` below.
     """
 
     x: PyTree
     y: PyTree
     f: Number
     g: Number
-    outcome: Outcome | Pending
+    outcome: Outcome | Pending[Outcome]
     history: dict[str, PyTree]
     state: State | None
     steps: int | Int[Array, "*batch"]
     seconds: Number = 0.0
     inner_multipliers: PyTree = None
+    answer: "Pending[Answer] | Answer | None" = None
 
     @property
     def is_pending(self) -> bool:
@@ -153,6 +166,24 @@ class Solution(eqx.Module):
     def note(self) -> str:
         """What more is known of a failure, in a sentence."""
         return self.seen.note
+
+    @property
+    def f_resolved(self) -> Number:
+        """f at the inner problem solved again from y; computed when it is first looked at.
+
+        NaN under jit and vmap.
+        """
+        return float("nan") if self.answer is None else self._answer.f
+
+    @property
+    def y_resolved(self) -> PyTree:
+        """The inner solution found again from y; None under jit and vmap."""
+        return None if self.answer is None else self._answer.y
+
+    @property
+    def _answer(self) -> "Answer":
+        assert self.answer is not None
+        return self.answer.look() if isinstance(self.answer, Pending) else self.answer
 
     def with_outcome(self, **changes: Any) -> Self:
         """The same solution with another code, certificate, multiplier or note."""
@@ -189,9 +220,33 @@ class Solution(eqx.Module):
             return f"Solution(batch of {np.shape(self.code)})"
         lines = [self.message, trees.describe("x", self.x), trees.describe("y", self.y)]
         lines.append(f"f = {float(self.f):.9g}, g = {float(self.g):.9g}")
+        if self.answer is not None:
+            lines[-1] += f"; f = {float(self.f_resolved):.9g} with y solved again"
         if self.certificate is not None:
             lines.append(self.certificate.in_words)
         return "\n".join([*lines, self._cost()])
+
+    def _repr_html_(self) -> str:
+        from ._show import solution_html
+
+        return solution_html(self)
+
+    def plot(self, axis: str = "step", curves: Sequence[str] | None = None) -> "Figure":
+        """A figure of the history, a panel per curve (matplotlib).
+
+        By default f, the inner gap, stationarity and eps; `axis` is "step".
+        """
+        from ._show import plot
+
+        curves = ("f", "inner_gap", "stationarity", "eps") if curves is None else curves
+        rows = np.asarray(self.history["step"]) >= 0
+        return plot({"": {k: np.asarray(v)[rows] for k, v in self.history.items()}}, axis, curves)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The history as a data frame (pandas), one row per record."""
+        from ._show import frame
+
+        return frame(self.history)
 
     def _cost(self) -> str:
         """What the run took, in a line."""

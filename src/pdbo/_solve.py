@@ -126,7 +126,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     if given.problem.coupled:
         from ._coupled import solve_coupled  # it needs SciPy, as nothing else does
 
-        return _handed_over(solve_coupled(given, named, options), options, began)
+        return _handed_over(solve_coupled(given, named, options), given.problem, options, began)
     with session(given, named) as start, reading(start.problem):
         exact = applies(start, named)
         run = begin_exact(start, named) if exact else begin(start, solver, options.key)
@@ -148,14 +148,16 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
                 until = int(run.step) + options.budget(run.solver.budget, run.step)
                 host = HostRun(start.problem, options, writer, until)
                 solution = host.solve(run, first=start.state is None)
-    return _handed_over(solution, options, began)
+    return _handed_over(solution, given.problem, options, began)
 
 
-def _handed_over(solution: Solution, options: Options, began: float) -> Solution:
+def _handed_over(solution: Solution, problem: Problem, options: Options, began: float) -> Solution:
+    from ._resolve import with_answer  # most runs do without it
+
     solution = dataclasses.replace(returned(solution), seconds=time.perf_counter() - began)
     if options.throw and not solution.is_pending and solution.result not in SOUND:
         raise SolveError(solution.message, solution)
-    return solution
+    return with_answer(solution, problem, float(np.asarray(options.tolerance)))
 
 
 def _is_part(run: State) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -106,11 +107,16 @@ FEW = 8  # entries of an array that are printed one by one
 def describe(name: str, tree: PyTree) -> str:
     """A pytree as text, one line for each of its arrays: its values or, if many, their range."""
     named = [(jax.tree_util.keystr(p), v) for p, v in jax.tree_util.tree_leaves_with_path(tree)]
-    return "\n".join(f"{name}{path} = {_text(leaf)}" for path, leaf in named)
+    return "\n".join(f"{name}{path} = {text(leaf)}" for path, leaf in named)
 
 
-def _text(leaf: object) -> str:
+def text(leaf: object) -> str:
+    """A number or an array as text: its values or, if many, their range."""
+    if not isinstance(leaf, np.ndarray) and isinstance(leaf, Tracer):
+        return str(leaf)
     array = np.asarray(leaf)
+    if array.dtype.kind not in "biuf":
+        return str(leaf)
     if array.size <= FEW:
         return np.array2string(array, precision=8, separator=", ").replace("\n", "")
     lowest, highest = float(np.min(array)), float(np.max(array))

@@ -1,6 +1,7 @@
 """Result codes, exceptions and warnings."""
 
 from ._errors import RESULTS as RESULTS
+from ._errors import AnswerWarning as AnswerWarning
 from ._errors import CheckpointError as CheckpointError
 from ._errors import CheckpointWarning as CheckpointWarning
 from ._errors import DataReplicated as DataReplicated

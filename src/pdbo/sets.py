@@ -44,6 +44,11 @@ class Set(eqx.Module):
     `_project` and `_tangent`.
     """
 
+    def __repr__(self) -> str:
+        from ._show import module
+
+        return module(self)
+
     def project(self, z: PyTree) -> PyTree:
         r"""The nearest point $P(z) = \arg\min_{w \in S} \|w - z\|$."""
         return self._project(_arrays(z))

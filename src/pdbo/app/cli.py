@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -37,10 +37,9 @@ CHECKPOINT = "checkpoint"
 MOST = 2**31 - 1  # the largest seed and number of iterations: the largest int32
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # plain help: without the types that its boxes show
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
 )
@@ -122,10 +121,25 @@ def _options(
         os.environ["PDBO_DEBUG"] = "1"
 
 
+def _at_least(least: int) -> Callable[[typer.CallbackParam, int | None], int | None]:
+    """A check that a whole number lies in the range of int32, which the help need not show."""
+
+    def check(option: typer.CallbackParam, value: int | None) -> int | None:
+        if value is not None and not least <= value <= MOST:
+            raise InputError(f"--{option.name} must be from {least} to {MOST}, got {value}.")
+        return value
+
+    return check
+
+
+def _number(text: str, least: int) -> Any:
+    return typer.Option(help=text, metavar="N", callback=_at_least(least))
+
+
 Out = Annotated[pathlib.Path, typer.Option(help="The folder to write to.", metavar="DIR")]
-Seed = Annotated[int, typer.Option(help="The seed of every random draw.", min=0, max=MOST)]
-Steps = Annotated[int, typer.Option(help="The largest number of iterations.", min=1, max=MOST)]
-Every = Annotated[int, typer.Option(help="Iterations between two records.", min=1, max=MOST)]
+Seed = Annotated[int, _number("The seed of every random draw.", 0)]
+Steps = Annotated[int, _number("The largest number of iterations.", 1)]
+Every = Annotated[int, _number("Iterations between two records.", 1)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier record.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Carry on from the folder's last checkpoint.")
@@ -135,13 +149,14 @@ Distributed = Annotated[
     typer.Option("--distributed", help="Split the data over the devices of all processes."),
 ]
 Address = Annotated[str | None, typer.Option(help="The address of process 0.", metavar="HOST:PORT")]
-Processes = Annotated[int | None, typer.Option(help="The number of processes.", min=1, max=MOST)]
-Rank = Annotated[
-    int | None, typer.Option(help="The number of this process, from 0.", min=0, max=MOST)
-]
+Processes = Annotated[int | None, _number("The number of processes.", 1)]
+Rank = Annotated[int | None, _number("The number of this process, from 0.", 0)]
 Heartbeat = Annotated[
     float | None,
-    typer.Option(help="Seconds of silence after which a process counts as lost; 30 by default."),
+    typer.Option(
+        help="Seconds of silence after which a process counts as lost; 30 by default.",
+        metavar="S",
+    ),
 ]
 
 
@@ -163,9 +178,22 @@ def reproduce(
     resume: Annotated[
         bool, typer.Option("--resume", help="Carry on in a folder; keep what is finished.")
     ] = False,
+    solver: Annotated[
+        str | None,
+        typer.Option(
+            help="With problems: a solver of your own for the scoreboard.", metavar="FILE.py:NAME"
+        ),
+    ] = None,
 ) -> int:
-    """Reproduce the paper: run experiments, draw the figures, write the page."""
+    """Reproduce the paper: run experiments, draw the figures, write the page.
+
+    `pdbo reproduce problems --solver FILE.py:NAME` puts a method of your own on the scoreboard,
+    beside the default and three others.
+    """
     wanted = inputs.experiments(names or [])
+    own = None if solver is None else inputs.target(solver, "the solver")
+    if own is not None and "problems" not in wanted:
+        raise InputError("--solver is for the scoreboard: pdbo reproduce problems --solver ...")
     if data is not None and not exists(data, "dir"):
         raise InputError(f"--data must be a folder, got {data}.")
     check_folder(out, resume, "carry on there with --resume", wanted)
@@ -175,11 +203,18 @@ def reproduce(
     if resume:
         check_same_run(out, seed, quick)
     _get_ready()
+    extra: dict[str, dict[str, Any]] = {}
+    if own is not None:
+        from .user import load_solver
+
+        extra["problems"] = {"own": load_solver(*own)}
+    debug = bool(os.environ.get("PDBO_DEBUG"))
     try:
-        failures = reproduce(wanted, seed, quick, out, data, bool(os.environ.get("PDBO_DEBUG")))
+        failures = reproduce(wanted, seed, quick, out, data, debug, extra)
     except (KeyboardInterrupt, Terminated) as cause:
         options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
         options += f" --data {shlex.quote(str(data))}" if data else ""
+        options += f" --solver {shlex.quote(solver)}" if solver else ""
         again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
         raise Interrupted(cause, again) from None
     for failure in failures:
@@ -206,14 +241,14 @@ def solve(
     target: Annotated[
         str, typer.Argument(help="A Python file and a name.", metavar="FILE.py:NAME")
     ],
-    x0: Annotated[str | None, typer.Option(help="The start of x, as JSON.")] = None,
-    y0: Annotated[str | None, typer.Option(help="The start of y, as JSON.")] = None,
+    x0: Annotated[str | None, typer.Option(help="The start of x, as JSON.", metavar="JSON")] = None,
+    y0: Annotated[str | None, typer.Option(help="The start of y, as JSON.", metavar="JSON")] = None,
     solver: Annotated[
-        str | None, typer.Option(help="The name of a solver; AutoPDBO by default.")
+        str | None, typer.Option(help="A solver; AutoPDBO by default.", metavar="NAME")
     ] = None,
     steps: Steps = 10_000,
     tol: Annotated[
-        float, typer.Option(help="Stop when the certificate's eps is this small.")
+        float, typer.Option(help="Stop when the certificate's eps is this small.", metavar="EPS")
     ] = 1e-4,
     every: Every = 100,
     seed: Seed = 0,
@@ -296,11 +331,22 @@ def report(
 
 
 def _get_ready() -> None:
-    """Import what every run needs; from here on the run itself handles an interrupt."""
-    import jax  # noqa: F401
+    """Import what every run needs, in double precision and with programs kept on disk.
+
+    From here on the run itself handles an interrupt.
+    """
+    import jax
     import matplotlib.figure  # noqa: F401
 
     from .. import solve  # noqa: F401
+    from .folders import programs
+
+    jax.config.update("jax_enable_x64", True)
+    cache = programs()
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
     if signal.getsignal(signal.SIGINT) is leave_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)

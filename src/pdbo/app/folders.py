@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 from typing import Literal
 
 from .. import __version__
@@ -101,3 +102,28 @@ def check_writable(out: pathlib.Path) -> None:
         for folder in missing:
             if folder.is_dir():
                 folder.rmdir()
+
+
+def programs() -> pathlib.Path | None:
+    """A folder for compiled programs, so that the next run need not compile them again.
+
+    It is PDBO_CACHE or a folder in the user's cache; None if that is empty or cannot be made, or
+    if JAX has been given one already.
+    """
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return None
+    given = os.environ.get("PDBO_CACHE")
+    if given is not None:
+        folder = pathlib.Path(given) if given else None
+    elif sys.platform == "win32":
+        folder = pathlib.Path(os.environ.get("LOCALAPPDATA", "~")).expanduser() / "pdbo"
+    elif sys.platform == "darwin":
+        folder = pathlib.Path("~/Library/Caches/pdbo").expanduser()
+    else:
+        folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pdbo"
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder if folder is not None and os.access(folder, os.W_OK) else None

@@ -54,11 +54,11 @@ def need(*modules: str) -> None:
         )
 
 
-def target(text: str) -> tuple[pathlib.Path, str]:
+def target(text: str, what: str = "the problem") -> tuple[pathlib.Path, str]:
     """The file and the name in FILE.py:NAME."""
     file, colon, name = text.rpartition(":")
     if not colon or not file or not name.isidentifier():
-        raise InputError(f"the problem is named as FILE.py:NAME, got {text!r}.")
+        raise InputError(f"{what} is named as FILE.py:NAME, got {text!r}.")
     path = pathlib.Path(file)
     if not exists(path, "file"):
         raise InputError(f"there is no file {file}.")

@@ -5,6 +5,7 @@ import pathlib
 import time
 import traceback
 from types import ModuleType
+from typing import Any
 
 from .._errors import brief
 from ..experiments import EXPERIMENTS, Unavailable, load
@@ -28,8 +29,12 @@ def reproduce(
     out: pathlib.Path,
     data: pathlib.Path | None = None,
     debug: bool = False,
+    extra: dict[str, dict[str, Any]] | None = None,
 ) -> list[str]:
-    """Run the experiments without a record; returns a sentence for each that failed."""
+    """Run the experiments without a record; returns a sentence for each that failed.
+
+    `extra` holds more arguments of an experiment's run, by its name.
+    """
     todo = [n for n in names if finished(out, n) is None]
     failures = []
     with Progress({n: EXPERIMENTS[n].seconds[quick] for n in todo}) as progress:
@@ -40,6 +45,7 @@ def reproduce(
             start = time.perf_counter()
             try:
                 options = {"data": data} if EXPERIMENTS[name].data else {}
+                options |= (extra or {}).get(name, {})
                 record = run(load(name), name, seed, quick, track, **options)
                 write(out, record)
             except Unavailable as error:
@@ -52,10 +58,16 @@ def reproduce(
                 failures.append(f"{name} failed with {brief(error)}.")
                 progress.finish(name, "failed")
                 continue
-            held = sum(c.held for c in record.claims)
             seconds = time.perf_counter() - start
-            progress.finish(name, f"{seconds:.1f} s, {held} of {len(record.claims)} claims held")
+            progress.finish(name, f"{seconds:.1f} s, {_verdict(record)}")
     return failures
+
+
+def _verdict(record: Record) -> str:
+    if not record.judged:
+        return "too small to judge its claims"
+    held = sum(c.held for c in record.claims)
+    return f"{held} of {len(record.claims)} claims held"
 
 
 def run(
@@ -64,7 +76,7 @@ def run(
     seed: int,
     quick: bool,
     track: Track,
-    **options: pathlib.Path | None,
+    **options: Any,
 ) -> Record:
     """Run one experiment in double precision; returns its record."""
     import jax

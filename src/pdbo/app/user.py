@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 import pdbo
 
+from .._checks import kind
 from .._errors import brief
 from .._signals import Terminated
 from ..checkpoint import Folder
@@ -23,6 +24,7 @@ from . import solved
 from .errors import InputError
 from .records import provenance, write
 from .runner import with_claims
+from .terminal import say
 
 
 def solve_file(
@@ -67,7 +69,7 @@ def solve_file(
     if solution.certificate is None or not len(solution.history["step"]):
         raise InputError(solution.message)
     if not rank:
-        print(solution)
+        _say(solution)
         settings = {
             "problem": _text(f"{path.name}:{name}"), "solver": solver, "steps": steps, "tol": tol,
             "every": every,
@@ -75,6 +77,25 @@ def solve_file(
         record = _record(solution, seed, settings, {"wall": time.perf_counter() - began})
         write(out, with_claims(record, solved))
     return "" if solution.ok else solution.message
+
+
+def _say(solution: pdbo.Solution) -> None:
+    """Print a solution, its verdict in colour; that of a failure is printed by the command."""
+    verdict, *lines = str(solution).splitlines()
+    if solution.ok:
+        say(verdict, bold=True, fg="green")
+    for line in lines:
+        say(line)
+
+
+def load_solver(path: pathlib.Path, name: str) -> tuple[str, pdbo.solvers.Solver]:
+    """A solver in a user's file and its name: an instance, or a class that needs no arguments."""
+    found = _load(path).get(name)
+    with _explained(f"{name} in {path}", alone=True):
+        solver = found() if isinstance(found, type) else found
+    if not isinstance(solver, pdbo.solvers.Solver):
+        raise InputError(f"{name} in {path} must be a pdbo.solvers.Solver, got {kind(found)}.")
+    return name, solver
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ class Functions:
         self.g = lambda x, y: problem.inner(self.to_x(x), self.to_y(y))
         self.free_x = isinstance(problem.x_set, Free)
         self.free_y = isinstance(problem.y_set, Free)
+        self.y_set = problem.y_set
         self.project_x = _flat_projection(problem.x_set, self.to_x)
         self.project_y = _flat_projection(problem.y_set, self.to_y)
 
@@ -236,7 +237,7 @@ def face(functions: Functions, y: Vector, g_y: Vector, top: Scalar, f_y: Vector 
     return Face(at, unit, move, max_abs(move) / unit, functions.turn_y(at))
 
 
-def _on(face: Face, free: bool, pull: Callable) -> Map:
+def on_face(face: Face, free: bool, pull: Callable) -> Map:
     """The second derivatives of g on a face, with the curvature of a round boundary."""
 
     def product(w: Vector) -> Vector:
@@ -313,7 +314,7 @@ def _newton(
         seen = max_abs(curved) / jnp.where(length > 0, length, 1)
         top, products = jnp.maximum(top, seen), products + 1
         b = at.turn(at.move / at.unit - curved)
-    found = solve(_on(at, functions.free_y, pull), b, None, accuracy, ~over)
+    found = solve(on_face(at, functions.free_y, pull), b, None, accuracy, ~over)
     memory = memory._replace(
         top=_top(functions, top, found),
         negative=memory.negative + jnp.where(found.negative, 1, 0),
@@ -382,7 +383,7 @@ def adjoint(
     g_y, pull = functions.slope(x, y)
     here = face(functions, y, g_y, memory.top, f_y)
     b = -here.turn(f_y)
-    product, exact = _on(here, functions.free_y, pull), jnp.asarray(accuracy, b.dtype)
+    product, exact = on_face(here, functions.free_y, pull), jnp.asarray(accuracy, b.dtype)
     found = solve(product, b, v, exact, running)
     r, eps = found.residual, float(jnp.finfo(b.dtype).eps)
     flat = found.null & (max_abs(r) > ROUNDED / EPS * eps * max_abs(b))

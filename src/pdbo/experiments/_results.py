@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+TOO_SMALL = ("digits", "newsgroups")
+"""Experiments whose quick runs are too small to judge their claims by."""
+
 Settings = dict[str, Any]
 """Values that JSON can hold, by name."""
 
@@ -72,6 +75,11 @@ class Record:
     claims: tuple[Claim, ...] = ()
     provenance: Settings = dataclasses.field(default_factory=dict)
     times: Settings = dataclasses.field(default_factory=dict)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the run is large enough to judge its claims by."""
+        return not (self.quick and self.name in TOO_SMALL)
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self.arrays[key]

@@ -38,17 +38,21 @@ SETTINGS: Settings = {
 }
 
 
-def run(seed: int, quick: bool, track: Track = iter) -> Results:
-    """Every solver from every start of every problem, then multistart on every problem."""
+def run(
+    seed: int, quick: bool, track: Track = iter, own: tuple[str, Solver] | None = None
+) -> Results:
+    """Every solver from every start of every problem, then multistart on every problem.
+
+    With a solver of one's own, by name, it and the default are measured beside a few others.
+    """
     import jax
 
     import pdbo
 
     from ..problems import names
-    from ..solvers import SOLVERS
 
     chosen = [n for n in names() if not quick or n in QUICK]
-    rivals = QUICK_RIVALS if quick else RIVALS
+    rivals, made = _solvers(quick, own)
     starts, steps = (16, 1_000) if quick else (64, 10_000)
     entries = _entries(chosen)
     marks = np.unique(np.geomspace(1, steps, 40).astype(int))
@@ -69,7 +73,7 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
             })  # fmt: skip
             continue
         try:
-            found = _runs(problem, SOLVERS[solver](), entry.starts(starts, seed), marks, seed)
+            found = _runs(problem, made[solver], entry.starts(starts, seed), marks, seed)
         except pdbo.ProblemError as error:  # a set the method does not cover
             refused.setdefault(solver, {})[name] = str(error)
             found = None
@@ -89,7 +93,23 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
         "most steps": steps,
         "refused": refused,
     }
+    if own is not None:
+        settings |= {"own solver": rivals[0]}
     return Results(settings, arrays, calls)
+
+
+def _solvers(
+    quick: bool, own: tuple[str, Solver] | None
+) -> tuple[tuple[str, ...], dict[str, Solver]]:
+    """The names of the rivals, one's own first, and all solvers by name."""
+    from ..solvers import SOLVERS
+
+    rivals = QUICK_RIVALS if quick or own else RIVALS
+    made: dict[str, Solver] = {name: SOLVERS[name]() for name in (AUTO, *rivals)}
+    if own is None:
+        return rivals, made
+    name = f"{own[0]} (own)" if own[0] in SOLVERS else own[0]
+    return (name, *rivals), made | {name: own[1]}
 
 
 def _entries(names: list[str]) -> dict[str, tuple[Entry, Problem]]:
@@ -228,7 +248,8 @@ def _score(entry: Entry, found: dict[str, np.ndarray] | None, starts: int) -> Sc
 
 def solvers(record: Record) -> list[str]:
     """The solvers of the record, without multistart."""
-    return [s for s in (AUTO, *RIVALS) if f"{s}.solved" in record.arrays]
+    own = [record.settings["own solver"]] if "own solver" in record.settings else []
+    return [s for s in (AUTO, *own, *RIVALS) if f"{s}.solved" in record.arrays]
 
 
 def groups(record: Record) -> dict[str, np.ndarray]:

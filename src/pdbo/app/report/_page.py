@@ -18,6 +18,10 @@ from ...experiments._views import Curve, Figure, Panel, Scene, Table
 from ._style import Style, on_log, reach, styles
 
 _HERE = pathlib.Path(__file__).parent
+PAPER = (
+    "<p>The paper: Daouda Sow, Kaiyi Ji, Ziwei Guan and Yingbin Liang, "
+    '<a href="https://arxiv.org/abs/2203.01123">arXiv 2203.01123</a> (2022).</p>'
+)
 TITLE = "A primal-dual approach to bilevel optimization with multiple inner minima, reproduced"
 
 
@@ -50,13 +54,14 @@ def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[
         "scenes": {s.record.name: _scene(s.scene) for s in sections if s.scene is not None},
     }
     scenes = [s for s in sections if s.scene is not None]
-    body = [_summary(sections, damaged)]
+    body = [_verdict(sections[0], damaged) if _own(sections) else _summary(sections, damaged)]
     if scenes:
         body.append(_landscapes(scenes))
     body += [_section(s, formats) for s in sections]
     parts = {
         "@POLICY@": policy,
         "@TITLE@": html.escape(_title(sections)),
+        "@ABOUT@": "" if _own(sections) else PAPER,
         "@STYLE@": style,
         "@SCRIPT@": script,
         "@DATA@": embed(data),
@@ -70,9 +75,7 @@ def page(sections: Sequence[Section], formats: Sequence[str], damaged: Sequence[
 
 def _title(sections: Sequence[Section]) -> str:
     """The paper's title; the problem's name if a user's own problem is all there is."""
-    (first, *others) = sections
-    alone = first.record.name == "solve" and not others
-    return str(first.record.settings["problem"]) if alone else TITLE
+    return str(sections[0].record.settings["problem"]) if _own(sections) else TITLE
 
 
 def _hash(text: str) -> str:
@@ -171,14 +174,14 @@ def _number(value: object) -> str:
     return str(value)
 
 
-def _claim(claim: Claim) -> str:
-    verdict = "held" if claim.held else "not held"
+def _claim(claim: Claim, judged: bool = True) -> str:
+    verdict = ("held" if claim.held else "not held") if judged else "not judged"
     tag = "q" if claim.quoted else "span"
     sentence = f"<{tag}>{html.escape(claim.sentence)}</{tag}>"
     relation = {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation)
     value, bound = _number(claim.value), _number(claim.bound)
     return (
-        f'<li class="claim {"yes" if claim.held else "no"}"><span class="verdict">{verdict}</span>'
+        f'<li class="claim {_mark(claim, judged)}"><span class="verdict">{verdict}</span>'
         f"{sentence} "
         f'<span class="source">{html.escape(claim.source)}</span>'
         f"<p>{html.escape(claim.measure)}: <b>{html.escape(value)}</b>, holds if "
@@ -186,15 +189,36 @@ def _claim(claim: Claim) -> str:
     )
 
 
+def _mark(claim: Claim, judged: bool) -> str:
+    """The class of a claim: it decides its colour."""
+    return ("yes" if claim.held else "no") if judged else "open"
+
+
+def _tally(claims: Sequence[Claim]) -> tuple[int, int]:
+    """How many claims held, of how many; one quotation is one claim, held if all of it did."""
+    verdicts: dict[object, bool] = {}
+    for number, claim in enumerate(claims):
+        key = (claim.sentence, claim.source) if claim.quoted else number
+        verdicts[key] = verdicts.get(key, True) and claim.held
+    return sum(verdicts.values()), len(verdicts)
+
+
+def _own(sections: Sequence[Section]) -> bool:
+    """Whether a user's own problem is all there is."""
+    return [s.record.name for s in sections] == ["solve"]
+
+
 def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
-    every = [c for s in sections for c in s.record.claims]
-    held = sum(c.held for c in every)
+    judged = [s.record for s in sections if s.record.judged]
+    every = [c for record in judged for c in record.claims]
+    held, count = _tally(every)
+    small = [s.record.name for s in sections if not s.record.judged]
     quick = any(s.record.quick for s in sections)
     rows = []
     for s in sections:
         dots = "".join(
-            f'<span class="dot {"yes" if c.held else "no"}" title="{html.escape(c.sentence)}">'
-            f"{'✓' if c.held else '✗'}</span>"
+            f'<span class="dot {_mark(c, s.record.judged)}" title="{html.escape(c.sentence)}">'
+            f"{('✓' if c.held else '✗') if s.record.judged else '?'}</span>"
             for c in s.record.claims
         )
         name = html.escape(s.record.name)
@@ -209,13 +233,25 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
             f'<ul class="claims">{failed}</ul></details>'
         )
     note = "<p>A quick run: smaller than the full one.</p>" if quick else ""
+    note += "".join(f"<p>{html.escape(n)}: too small to judge its claims by.</p>" for n in small)
     note += "".join(f'<p class="damaged">Left out: {html.escape(d)}</p>' for d in damaged)
     return (
         f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
-        f"<b>{len(every)}</b> claims held, <b>{len(every) - held}</b> did not.</p>{note}"
+        f"<b>{count}</b> claims held, <b>{count - held}</b> did not.</p>{note}"
         f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
         f"{failed}<p>A claim holds if its number meets the threshold shown. All claims are listed "
         "with their numbers below.</p></section>"
+    )
+
+
+def _verdict(section: Section, damaged: Sequence[str]) -> str:
+    """The head of the page of a user's own problem: whether it is solved."""
+    (claim,) = section.record.claims
+    word = "Solved" if claim.held else "Not certified"
+    note = "".join(f'<p class="damaged">Left out: {html.escape(d)}</p>' for d in damaged)
+    return (
+        f'<section id="summary"><p class="tally"><b>{word}</b>: eps is {_number(claim.value)}, the '
+        f"tolerance {_number(claim.bound)}.</p>{note}</section>"
     )
 
 
@@ -237,7 +273,9 @@ def _landscapes(sections: Sequence[Section]) -> str:
 def _section(section: Section, formats: Sequence[str]) -> str:
     record = section.record
     parts = [f"<h2>{html.escape(record.name)}</h2><p>{html.escape(section.text)}</p>"]
-    parts.append(f'<ul class="claims">{"".join(map(_claim, record.claims))}</ul>')
+    if record.name != "solve":
+        claims = "".join(_claim(c, record.judged) for c in record.claims)
+        parts.append(f'<ul class="claims">{claims}</ul>')
     for figure in section.figures:
         name = html.escape(figure.name)
         links = " ".join(f'<a href="figures/{name}.{f}">{f.upper()}</a>' for f in formats)

@@ -310,7 +310,7 @@ class Landscape {
     this.y = new Scale(bottom, top, SIDE - EDGE, 10, false);
     this.most = scene.paths[0][0].length / 2 - 1;
     this.moving = make("g");
-    this.slider = make("input", { type: "range", min: 0, max: 1000, value: 600, "aria-label": "iteration" });
+    this.slider = make("input", { type: "range", min: 0, max: 1000, value: 1000, "aria-label": "iteration" });
     this.output = make("output");
     this.play = make("button", { type: "button" }, "▶ play");
     this.table = make("table", { class: "results" });
@@ -391,7 +391,7 @@ class Landscape {
     this.note.textContent = scene.notes[this.start];
     this.output.textContent = `${k} / ${this.most}`;
     const head = make("tr", {}, make("th", {}, "method"), make("th", {}, scene.axes[0]), make("th", {}, scene.axes[1]));
-    this.table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
+    this.table.replaceChildren(make("caption", {}, `At iteration ${k} of ${this.most}.`), make("thead", {}, head), make("tbody", {}, ...rows));
   }
 
   run() {
