@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from . import sets as sets
     from . import sklearn as sklearn
     from . import solvers as solvers
+    from . import terms as terms
     from . import torch as torch
     from ._batches import Batches as Batches
     from ._certify import certify as certify
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .results import ConstrainedCertificate as ConstrainedCertificate
     from .results import Solution as Solution
     from .results import State as State
+    from .results import TermCertificate as TermCertificate
     from .schedules import Bound as Bound
     from .schedules import Constants as Constants
     from .schedules import Schedule as Schedule
@@ -76,6 +78,11 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .solvers import Point as Point
     from .solvers import ProximalPDBO as ProximalPDBO
     from .solvers import Solver as Solver
+    from .terms import L1 as L1
+    from .terms import ElasticNet as ElasticNet
+    from .terms import GroupL2 as GroupL2
+    from .terms import SparseGroup as SparseGroup
+    from .terms import Term as Term
 
 __version__ = "0.1.0"
 
@@ -92,16 +99,18 @@ _DAILY = {  # by module, the names for daily use
     "checkpoint": "save",
     "sets": "Affine Ball Box Free Halfspace NonNegative Product Simplex",
     "solvers": "PDBO AutoPDBO ProximalPDBO",
+    "terms": "L1 ElasticNet GroupL2 SparseGroup",
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
     "errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning StartProjected",
     "hosts": "distributed",
-    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State",
+    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State TermCertificate",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "
     "Calls Implicit Point Solver",
+    "terms": "Term",
 }
 _HOMES = {
     name: module
@@ -111,7 +120,7 @@ _HOMES = {
 }
 _SUBMODULES = (
     "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results", "schedules",
-    "sets", "sklearn", "solvers", "torch",
+    "sets", "sklearn", "solvers", "terms", "torch",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

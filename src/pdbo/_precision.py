@@ -24,7 +24,7 @@ from ._errors import PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
 from ._solution import Outcome, Pending, Solution, State
 from ._solver import Point, Solver
-from ._stages import decided, exact_certificate, facts_of
+from ._stages import NO_FACTS, decided, exact_certificate, facts_of
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -162,6 +162,8 @@ def certified_in_double(
             facts = None if slack is not None else facts_of(double, fine_x, fine_y)
             if facts is not None and decided(facts):
                 return exact_certificate(facts, fine_y)
+            if double.inner_term is not None:  # nothing else knows of its kinks
+                return exact_certificate(facts or NO_FACTS, fine_y)
             relaxed = measure_jit(
                 double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps
             )

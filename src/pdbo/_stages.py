@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._certificate import Certificate
+from ._certificate import Certificate, TermCertificate
 from ._problem import Problem
 from .exact.certificate import Facts, look
 from .exact.large_certificate import look_at_large
@@ -14,6 +14,11 @@ CLOSE = 1e-6  # relative to y: an inner minimum this close leaves a relaxation n
 NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be at infinity
 WRONG = 1e-2  # relative to x: no small gradient excuses an x this far from a solution
 TOL = 1e-4  # the tolerance for which the dear parts of an exact certificate are computed
+
+
+_UNKNOWN = float("nan")
+NO_FACTS = Facts(*[np.inf] * 3, *[_UNKNOWN] * 4, 0, False, _UNKNOWN, (0.0, _UNKNOWN), kinks=(0, 0.0))
+"""Of a point of a problem with an inner term that the exact certificate does not apply to."""
 
 
 def facts_of(
@@ -49,7 +54,11 @@ def exact_certificate(facts: Facts, y: PyTree) -> Certificate:
         "curvature": facts.curvature,
         "radius": facts.radius,
     }
-    return Certificate(**{k: np.asarray(v)[()] for k, v in numbers.items()}, exact=np.True_)  # type: ignore
+    known = {k: np.asarray(v)[()] for k, v in numbers.items()}
+    if facts.kinks is None:
+        return Certificate(**known, exact=np.True_)  # type: ignore
+    more = {k: np.float64(v) for k, v in zip(("support", "margin"), facts.kinks, strict=True)}
+    return TermCertificate(**known, exact=np.True_, **more)  # type: ignore
 
 
 def decided(facts: Facts, tol: float = TOL) -> bool:

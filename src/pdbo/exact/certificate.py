@@ -42,6 +42,8 @@ class Facts(NamedTuple):
         adjoint: the size of the adjoint v, and g's curvature along it.
         gain: how far f could fall by the step left, relative to f.
         swing: how much f changes to second order over the size of x, in all entries together.
+        kinks: with a nonsmooth term, how many entries of y are open, and how far the others are
+            from leaving their kinks.
     """
 
     inner_left: float
@@ -59,6 +61,7 @@ class Facts(NamedTuple):
     swing: float = np.inf
     tie_left: float = 0.0
     jump: bool = False
+    kinks: tuple[int, float] | None = None
 
     @property
     def eps(self) -> float:
@@ -119,7 +122,16 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         swing=float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
         tie_left=tie_left,
         jump=jump,
+        kinks=_kinks(oracle, x, y, values),
     )
+
+
+def _kinks(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[int, float] | None:
+    """How many entries of y are open, and how far the others are from leaving their kinks."""
+    if not oracle.has_term:
+        return None
+    kinks = oracle.kinks(x)
+    return int(np.sum(kinks.open(y))), kinks.room(y, values.g_y - kinks.slope(y))
 
 
 def _curvature(reduced: Reduced) -> float:

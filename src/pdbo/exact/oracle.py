@@ -5,7 +5,7 @@ path compiles these programs only, and does the rest in NumPy.
 """
 
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,6 +19,9 @@ from .._checks import traced
 from .._problem import Problem
 from ..sets import Box, Free, NonNegative, Set
 from .points import kronecker
+
+if TYPE_CHECKING:
+    from .prox import Kinks
 
 MOST_Y, MOST_X = 500, 500  # the most entries of y and x
 FEW_NUMBERS = 10**6  # in x, y and data together: up to here the CPU is faster than a GPU
@@ -120,6 +123,14 @@ def _bend(program: Program, arrays: tuple[Array, ...], z: Array, v: Array, w: Ar
     return jax.jvp(jax.grad(lagrangian), (z,), (w,))[1]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _weights(program: Program, arrays: tuple[Array, ...], x: Array) -> tuple[Array, ...]:
+    """The weights of the inner term at x."""
+    term, y = program.problem(arrays).inner_term, program.y.tree(np.zeros(program.y.size))
+    assert term is not None
+    return term.parts(program.x.tree(x), y)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _project(
     program: Program, which: str, arrays: tuple[Array, ...], u: Array, w: Array
@@ -197,7 +208,8 @@ class Oracle:
 
     Attributes:
         nx, ny: the sizes of x and y.
-        free_x, free_y: whether their sets are the whole space.
+        free_x, free_y: whether their sets are the whole space, and no term has kinks in it.
+        has_term: whether the inner problem has a nonsmooth term.
         calls: how often it was asked.
     """
 
@@ -208,11 +220,14 @@ class Oracle:
         self._arrays = arrays if self._place is None else jax.device_put(arrays, self._place)
         self.nx, self.ny = self._program.x.size, self._program.y.size
         self.free_x = isinstance(problem.x_set, Free)
-        self.free_y = isinstance(problem.y_set, Free)
+        self.has_term = problem.inner_term is not None
+        self._plain_y = isinstance(problem.y_set, Free)
+        self.free_y = self._plain_y and not self.has_term
         self.boxed_x = isinstance(problem.x_set, Box | NonNegative)
-        self.boxed_y = isinstance(problem.y_set, Box | NonNegative)
+        self.boxed_y = isinstance(problem.y_set, Box | NonNegative) and not self.has_term
         self.problem, self.calls = problem, Calls()
         self._last: tuple[Vector, Vector, Array] | None = None
+        self._kinks: tuple[Vector, Kinks] | None = None
 
     @functools.cached_property
     def bounded_y(self) -> bool:
@@ -267,7 +282,24 @@ class Oracle:
 
     def project_y(self, u: Vector) -> Vector:
         """The nearest point of Y."""
-        return u if self.free_y else np.asarray(self._projected("y", u, u)[0])
+        return u if self._plain_y else np.asarray(self._projected("y", u, u)[0])
+
+    @functools.cached_property
+    def _bounds_y(self) -> tuple[Vector, Vector]:
+        """The bounds of Y, if it is a box."""
+        return tuple(self.project_y(np.full(self.ny, end)) for end in (-np.inf, np.inf))  # type: ignore
+
+    def kinks(self, x: Vector) -> "Kinks":
+        """The nonsmooth term at x."""
+        if self._kinks is None or self._kinks[0] is not x:
+            from .prox import Kinks  # most problems have no term
+
+            term = self.problem.inner_term
+            assert term is not None
+            l1, _, group = map(np.asarray, _weights(self._program, self._arrays, self._sent(x)))
+            labels = None if term.labels is None else np.asarray(term.labels)
+            self._kinks = (x, Kinks(l1, group, labels, *self._bounds_y))
+        return self._kinks[1]
 
     def turn_x(self, u: Vector, w: Vector) -> Vector:
         """The derivative of the projection onto X at u, times w."""
@@ -283,7 +315,7 @@ class Oracle:
 
     def around_y(self, y: Vector, index: int, radius: float) -> Vector:
         """A point of Y within a radius of y, anywhere in Y if that is bounded."""
-        return self._point("y", self.free_y, y, index, radius)
+        return self._point("y", self._plain_y, y, index, radius)
 
     def _point(self, which: str, free: bool, z: Vector, index: int, radius: float) -> Vector:
         if free:
