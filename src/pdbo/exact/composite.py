@@ -18,6 +18,9 @@ from .newton import CHORD, Minimum, Step, is_small, rounding
 from .oracle import Oracle, Values, Vector
 from .prox import Kinks, minimise_quadratic
 
+OPENED = 0.5  # weights that are this part of what would close an entry open it
+ALONE = 8  # the most entries and groups that are opened one by one
+FAINT = 1e-3  # of the largest slope at a kink: smaller ones are not worth opening
 SHORTENED = 0.25  # a step that does not lower g enough is multiplied by this ...
 SHORTEST = 1e-8  # ... down to here
 
@@ -119,3 +122,33 @@ def _search(
             return target, seen
         length *= SHORTENED
     return None
+
+
+def reopened(oracle: Oracle, x: Vector, y: Vector) -> list[Vector]:
+    """Points at which closed entries and groups are open: all at once, and one by one.
+
+    Where an entry is closed f does not depend on its weight: a plateau, which may be high.
+    """
+    kinks, values = oracle.kinks(x), oracle.values(x, y)
+    slope = values.g_y - kinks.slope(y)
+    pull = np.concatenate(kinks.pulls(y, slope))
+    order = np.argsort(-pull)
+    order = order[pull[order] > FAINT * max(float(np.max(pull, initial=0.0)), 1e-300)]
+    chosen = [order, *(order[k : k + 1] for k in range(min(len(order), ALONE)))]
+    targets = [_lowered(oracle, x, rows, OPENED * pull[rows]) for rows in chosen if len(rows)]
+    return [target for target in targets if target is not None]
+
+
+def _lowered(oracle: Oracle, x: Vector, rows: np.ndarray, goal: Vector) -> Vector | None:
+    """An x at which some weights are near a goal, by Newton's method; None if it fails."""
+    for _ in range(20):
+        weights, slopes = oracle.weights(x)
+        over = weights[rows] - goal
+        if np.all(np.abs(over) <= 0.1 * goal):
+            break
+        move = np.linalg.lstsq(slopes[rows], -over, rcond=1e-8)[0]
+        after = oracle.project_x(x + move)
+        if not np.all(np.isfinite(after)) or np.array_equal(after, x):
+            return None
+        x = after
+    return x

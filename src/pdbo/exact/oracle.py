@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -123,12 +124,17 @@ def _bend(program: Program, arrays: tuple[Array, ...], z: Array, v: Array, w: Ar
     return jax.jvp(jax.grad(lagrangian), (z,), (w,))[1]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _weights(program: Program, arrays: tuple[Array, ...], x: Array) -> tuple[Array, ...]:
-    """The weights of the inner term at x."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _weights(program: Program, slopes: bool, arrays: tuple[Array, ...], x: Array) -> Array:
+    """The weights of the kinks of the inner term at x, of entries and groups, or their slopes."""
     term, y = program.problem(arrays).inner_term, program.y.tree(np.zeros(program.y.size))
     assert term is not None
-    return term.parts(program.x.tree(x), y)
+
+    def weights(x: Array) -> Array:
+        parts = term.parts(program.x.tree(x), y)
+        return jnp.concatenate([parts.l1, parts.group])
+
+    return jax.jacfwd(weights)(x) if slopes else weights(x)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -296,10 +302,17 @@ class Oracle:
 
             term = self.problem.inner_term
             assert term is not None
-            l1, _, group = map(np.asarray, _weights(self._program, self._arrays, self._sent(x)))
+            l1, group = np.split(self._weights(x, False), [self.ny])
             labels = None if term.labels is None else np.asarray(term.labels)
             self._kinks = (x, Kinks(l1, group, labels, *self._bounds_y))
         return self._kinks[1]
+
+    def _weights(self, x: Vector, slopes: bool) -> np.ndarray:
+        return np.asarray(_weights(self._program, slopes, self._arrays, self._sent(x)))
+
+    def weights(self, x: Vector) -> tuple[Vector, np.ndarray]:
+        """The weights of the term's kinks, of entries and then groups, and their derivatives."""
+        return self._weights(x, False), self._weights(x, True)
 
     def turn_x(self, u: Vector, w: Vector) -> Vector:
         """The derivative of the projection onto X at u, times w."""

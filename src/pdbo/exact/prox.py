@@ -123,25 +123,28 @@ class Kinks(NamedTuple):
             )
         return np.where(shut, moved - y, 0.0)
 
+    def pulls(self, y: Vector, slope: Vector) -> tuple[Vector, Vector]:
+        """For every entry and for every group that is closed the weight that would just close it.
+
+        Zero for what is open, and for entries of groups that are closed.
+        """
+        shut = ~self.open(y) & (self.l1 > 0) & (y == 0)
+        if self.labels is None:
+            return np.where(shut, np.abs(slope), 0.0), np.zeros(0)
+        empty = np.append((self.norms(y)[:-1] == 0) & (self.group > 0), False)
+        over = np.maximum(np.abs(slope) - self.l1, 0.0)
+        size = np.sqrt(np.bincount(self.labels, over**2, len(self.group) + 1))[:-1]
+        entries = np.where(shut & ~empty[self.labels], np.abs(slope), 0.0)
+        return entries, np.where(empty[:-1], size, 0.0)
+
     def room(self, y: Vector, slope: Vector) -> float:
         """How far the slopes at kinks are from leaving them, relative to the weights.
 
         Zero means that strict complementarity fails: f may have a kink there.
         """
-        shut = ~self.open(y)
-        if not np.any(shut):
-            return 1.0
-        if self.labels is None:
-            own = shut & (self.l1 > 0) & (y == 0)
-            rest = 1 - np.abs(slope[own]) / self.l1[own]
-            return float(np.min(rest, initial=1.0))
-        empty = np.append(self.norms(y)[:-1] == 0, False)[self.labels]
-        inside = shut & ~empty & (self.l1 > 0)
-        least = float(np.min(1 - np.abs(slope[inside]) / self.l1[inside], initial=1.0))
-        over = np.maximum(np.abs(slope) - self.l1, 0.0)
-        size = np.sqrt(np.bincount(self.labels, over**2, len(self.group) + 1))[:-1]
-        groups = (self.norms(y)[:-1] == 0) & (self.group > 0)
-        return min(least, float(np.min(1 - size[groups] / self.group[groups], initial=1.0)))
+        pull = np.concatenate(self.pulls(y, slope))
+        weight = np.concatenate([self.l1, self.group])
+        return 1 - float(np.max(pull / np.where(weight > 0, weight, 1.0), initial=0.0))
 
 
 def majorant(H: Matrix, kinks: Kinks) -> Vector:
