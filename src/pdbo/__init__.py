@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .errors import CheckpointError as CheckpointError
     from .errors import CheckpointWarning as CheckpointWarning
     from .errors import DataReplicated as DataReplicated
+    from .errors import KinkWarning as KinkWarning
     from .errors import PrecisionWarning as PrecisionWarning
     from .errors import StartProjected as StartProjected
     from .hosts import distributed as distributed
@@ -103,7 +104,8 @@ _DAILY = {  # by module, the names for daily use
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
-    "errors": "CheckpointError CheckpointWarning DataReplicated PrecisionWarning StartProjected",
+    "errors": "CheckpointError CheckpointWarning DataReplicated KinkWarning PrecisionWarning "
+    "StartProjected",
     "hosts": "distributed",
     "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State TermCertificate",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",

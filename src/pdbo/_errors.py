@@ -119,6 +119,10 @@ class PrecisionWarning(UserWarning):
     """What should be in double precision is in single: f or g insist on it."""
 
 
+class KinkWarning(UserWarning):
+    """g has a kink at y that belongs into `inner_term`: no certificate holds there."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, belongs to another run or cannot be written."""
 

@@ -6,9 +6,9 @@ from jaxtyping import PyTree
 
 from ._certificate import Certificate, TermCertificate
 from ._problem import Problem
-from .exact.certificate import Facts, look
+from .exact.certificate import Facts, look, rough
 from .exact.large_certificate import look_at_large
-from .exact.oracle import LARGE, Oracle, fits
+from .exact.oracle import LARGE, SMALL, Oracle, fits
 
 CLOSE = 1e-6  # relative to y: an inner minimum this close leaves a relaxation nothing to explain
 NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be at infinity
@@ -33,6 +33,15 @@ def facts_of(
         if path == LARGE:
             return look_at_large(oracle, *oracle.flat(x, y), max(tol, TOL))
         return look(oracle, *oracle.flat(x, y), max(tol, TOL), elsewhere)
+
+
+def is_rough(problem: Problem, x: PyTree, y: PyTree) -> bool:
+    """Whether g is seen to have a kink at y, so that no certificate holds there."""
+    if fits(problem, x, y) != SMALL:
+        return False
+    oracle = Oracle(problem, x, y)
+    with np.errstate(all="ignore"):
+        return rough(oracle, *oracle.flat(x, y))
 
 
 def exact_certificate(facts: Facts, y: PyTree) -> Certificate:

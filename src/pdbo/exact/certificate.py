@@ -6,6 +6,7 @@ Where the inner minimum changes its face, f has a kink, and the step left is tha
 both sides. Searches from far away look for lower valleys of g.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from .small import KINKED, Move, newton
 FAR_STARTS = 8  # starts of inner searches at each radius
 FEW = 4  # up to so many entries of y there are three times as many
 RADII = (1.0, 10.0, 100.0)  # in units of 2 + 2 rms(y), if Y is unbounded
+JUMPS = (1e-4, 1e-6, 1e-8)  # relative to y: how far from y the gradient of g may jump
 BURST = 12  # Newton steps of a search that has not met the valley of y at once
 
 
@@ -81,7 +83,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     inner = Curvature(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
     inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
-    if not inner.spectrum.finite or step.flat or inner.spectrum.negative:
+    if not inner.spectrum.finite or step.flat or inner.spectrum.negative or rough(oracle, x, y):
         return None
     reduced = reduce(oracle, x, y, values, inner)
     move = newton(reduced, x, 1.0)
@@ -124,6 +126,27 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         jump=jump,
         kinks=_kinks(oracle, x, y, values),
     )
+
+
+def rough(oracle: Oracle, x: Vector, y: Vector) -> bool:
+    """Whether the gradient of g jumps at y, by abs or max: by as much at a hundredth the distance.
+
+    The kinks of an inner term are known and do not count.
+    """
+    if oracle.has_term or not oracle.may_have_kinks:
+        return False
+    size = float(np.max(np.abs(y))) or 1.0
+    for pattern in (np.ones(y.size), (-1.0) ** np.arange(y.size)):
+        jumps, noise = [], 0.0
+        for length in JUMPS:
+            move = length * size * pattern
+            ends = [oracle.values(x, oracle.project_y(y + side * move)).g_y for side in (1, -1)]
+            jumps.append(np.abs(ends[0] - ends[1]))
+            noise = 1e4 * EPS * float(np.max(np.abs(ends)))
+        for wide, narrow in itertools.pairwise(jumps):
+            if np.any((narrow > 0.5 * wide) & (narrow > noise)):
+                return True
+    return False
 
 
 def _kinks(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[int, float] | None:

@@ -5,7 +5,7 @@ path compiles these programs only, and does the rest in NumPy.
 """
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -155,6 +155,40 @@ def _around(
     return _flat(constraint.hashed_point(index, shapes.tree(z), radius))
 
 
+_KINKED = {
+    "abs", "argmax", "argmin", "clamp", "max", "min", "reduce_max", "reduce_min", "select_n",
+    "sign", "sort", "sqrt", "top_k",
+}  # fmt: skip
+
+
+def _has_kinks(jaxpr: Any) -> bool:
+    """Whether a program holds an operation with kinks, but for those whose derivative is given."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _KINKED:
+            return True
+        if not name.startswith("custom_") and any(
+            _has_kinks(getattr(part, "jaxpr", part))
+            for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program)
+            if _is_program(part)
+        ):
+            return True
+    return False
+
+
+def _is_program(value: object) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+@functools.lru_cache(maxsize=64)
+def _may_have_kinks(program: Program, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> bool:
+    def inner(arrays: tuple[Array, ...], z: Array) -> Array:
+        return program.problem(arrays).inner(*program.split(z))
+
+    z = jax.ShapeDtypeStruct((program.x.size + program.y.size,), np.float64)
+    return _has_kinks(jax.make_jaxpr(inner)(shapes, z).jaxpr)
+
+
 def _place(numbers: PyTree) -> SingleDeviceSharding | None:
     """The CPU for few numbers: a GPU would mostly wait for the host. None is JAX's own choice."""
     few = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(numbers)) <= FEW_NUMBERS
@@ -234,6 +268,12 @@ class Oracle:
         self.problem, self.calls = problem, Calls()
         self._last: tuple[Vector, Vector, Array] | None = None
         self._kinks: tuple[Vector, Kinks] | None = None
+
+    @functools.cached_property
+    def may_have_kinks(self) -> bool:
+        """Whether g is made with operations that have kinks, such as abs."""
+        shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self._arrays)
+        return _may_have_kinks(self._program, tuple(shapes))
 
     @functools.cached_property
     def bounded_y(self) -> bool:
