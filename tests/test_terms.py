@@ -281,8 +281,8 @@ def test_proximal_operators():
     def objective(w):
         return 0.5 * kinks.value(w) + 0.5 * np.sum((w - y) ** 2)
 
-    tried = scipy.optimize.minimize(objective, y, method="Nelder-Mead",
-                                    options={"xatol": 1e-9, "fatol": 1e-14, "maxiter": 5000})  # fmt: skip
+    strict = {"xatol": 1e-9, "fatol": 1e-14, "maxiter": 5000}
+    tried = scipy.optimize.minimize(objective, y, method="Nelder-Mead", options=strict)
     np.testing.assert_allclose(found, tried.x, atol=1e-5)
     np.testing.assert_allclose(kinks.prox(y, np.full(5, 0.5)), found, atol=1e-15)
     net = ElasticNet(0.4, 2.0)
@@ -354,3 +354,47 @@ def test_a_wrong_point_is_not_certified():
     assert pdbo.certify(SCALAR, np.log(2), 0.0).eps > 0.1
     best = pdbo.multistart(SCALAR, 0.0, 0.0, starts=3)
     assert best.ok and abs(best.x - np.log(2)) < 1e-8
+
+
+# Kinks within g
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        lambda x, y: jnp.abs(y - x),
+        lambda x, y: jnp.maximum(y - x, 2 * (x - y)),
+        lambda x, y: jnp.where(y > x, y - x, x - y) + (y - x) ** 2,
+        lambda x, y: jnp.linalg.norm(jnp.stack([y - x, 2 * (y - x)])),
+    ],
+)
+@pytest.mark.parametrize("x", [1.764, 1e-6, -1e6])
+def test_a_kink_of_g_is_named_and_not_certified(g, x):
+    problem = Problem(lambda x, y: (y - 1.5) ** 2, g)
+    with pytest.warns(pdbo.errors.KinkWarning, match="inner_term, such as pdbo.L1"):
+        assert pdbo.certify(problem, x, x).eps == np.inf
+
+
+def test_a_kink_of_g_is_not_solved():
+    problem = Problem(
+        lambda x, y: (y - 1.5) ** 2 + 0.1 * (x - 1) ** 2, lambda x, y: jnp.abs(y - x)
+    )
+    with pytest.warns(pdbo.errors.KinkWarning):
+        assert not pdbo.solve(problem, 0.3, 0.7, throw=False).ok
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        lambda x, y: jnp.abs(y - x) ** 3 + (y - x) ** 2,
+        lambda x, y: (y - x) ** 2 + 1e-3 * jnp.abs(y + 5),
+        lambda x, y: 1e-8 * (y - x) ** 2 + jnp.maximum(x - y - 1, 0.0),
+        lambda x, y: jnp.logaddexp(y - x, x - y),
+        lambda x, y: jax.nn.logsumexp(jnp.stack([y - x, x - y])) + 1e-6 * (y - x) ** 2,
+    ],
+)
+def test_kinks_elsewhere_do_no_harm(g, recwarn):
+    """The inner minimum is at x, up to a part in a thousand, where g is smooth."""
+    found = pdbo.solve(Problem(lambda x, y: (y - 1.5) ** 2, g), 1.0, 1.0)
+    assert found.ok and abs(found.y - 1.5) < 1e-6
+    assert not [w for w in recwarn if w.category is pdbo.errors.KinkWarning]

@@ -100,19 +100,20 @@ _DAILY = {  # by module, the names for daily use
     "checkpoint": "save",
     "sets": "Affine Ball Box Free Halfspace NonNegative Product Simplex",
     "solvers": "PDBO AutoPDBO ProximalPDBO",
-    "terms": "L1 ElasticNet GroupL2 SparseGroup",
+    "terms": "L1",
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
     "errors": "CheckpointError CheckpointWarning DataReplicated KinkWarning PrecisionWarning "
     "StartProjected",
     "hosts": "distributed",
-    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State TermCertificate",
+    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State "
+    "TermCertificate",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "
     "Calls Implicit Point Solver",
-    "terms": "Term",
+    "terms": "ElasticNet GroupL2 SparseGroup Term",
 }
 _HOMES = {
     name: module

@@ -120,7 +120,7 @@ class PrecisionWarning(UserWarning):
 
 
 class KinkWarning(UserWarning):
-    """g has a kink at y that belongs into `inner_term`: no certificate holds there."""
+    """g has a kink at y, so no certificate holds there: give the kink as `inner_term`."""
 
 
 class CheckpointError(ValueError):

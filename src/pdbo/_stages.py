@@ -15,9 +15,11 @@ NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be 
 WRONG = 1e-2  # relative to x: no small gradient excuses an x this far from a solution
 TOL = 1e-4  # the tolerance for which the dear parts of an exact certificate are computed
 
-
-_UNKNOWN = float("nan")
-NO_FACTS = Facts(*[np.inf] * 3, *[_UNKNOWN] * 4, 0, False, _UNKNOWN, (0.0, _UNKNOWN), kinks=(0, 0.0))
+NO_FACTS = Facts(
+    inner_left=np.inf, outer_left=np.inf, gap=np.inf, gap_left=np.inf, slope=np.nan,
+    residual=np.nan, curvature=np.nan, valleys=0, unique=False, radius=np.nan,
+    adjoint=(0.0, np.nan), kinks=(0, 0.0),
+)  # fmt: skip
 """Of a point of a problem with an inner term that the exact certificate does not apply to."""
 
 

@@ -22,7 +22,7 @@ from ._checks import traced
 from ._errors import ProblemError, brief
 from .sets import Set, _fit, _floats
 
-__all__ = ["ElasticNet", "GroupL2", "SparseGroup", "Term", "L1"]
+__all__ = ["L1", "ElasticNet", "GroupL2", "SparseGroup", "Term"]
 
 Weights = PyTree | Callable[[PyTree], PyTree]
 

@@ -21,7 +21,7 @@ from .small import KINKED, Move, newton
 FAR_STARTS = 8  # starts of inner searches at each radius
 FEW = 4  # up to so many entries of y there are three times as many
 RADII = (1.0, 10.0, 100.0)  # in units of 2 + 2 rms(y), if Y is unbounded
-JUMPS = (1e-4, 1e-6, 1e-8)  # relative to y: how far from y the gradient of g may jump
+JUMPS = (1e-4, 1e-6, 1e-8, 1e-10)  # relative to y: how far from y the gradient of g may jump
 BURST = 12  # Newton steps of a search that has not met the valley of y at once
 
 
@@ -137,16 +137,18 @@ def rough(oracle: Oracle, x: Vector, y: Vector) -> bool:
         return False
     size = float(np.max(np.abs(y))) or 1.0
     for pattern in (np.ones(y.size), (-1.0) ** np.arange(y.size)):
-        jumps, noise = [], 0.0
-        for length in JUMPS:
-            move = length * size * pattern
-            ends = [oracle.values(x, oracle.project_y(y + side * move)).g_y for side in (1, -1)]
-            jumps.append(np.abs(ends[0] - ends[1]))
-            noise = 1e4 * EPS * float(np.max(np.abs(ends)))
+        far, *ends = [_sides(oracle, x, y, length * size * pattern) for length in (1.0, *JUMPS)]
+        terms = np.max(np.abs([*np.where(np.isfinite(far), far, 0.0), *ends[0]]), axis=0)
+        jumps = [np.abs(right - left) for right, left in ends]
         for wide, narrow in itertools.pairwise(jumps):
-            if np.any((narrow > 0.5 * wide) & (narrow > noise)):
+            if np.any((narrow > 0.5 * wide) & (narrow > 1e4 * EPS * terms)):
                 return True
     return False
+
+
+def _sides(oracle: Oracle, x: Vector, y: Vector, move: Vector) -> list[Vector]:
+    """The gradients of g on both sides of y."""
+    return [oracle.values(x, oracle.project_y(y + side * move)).g_y for side in (1, -1)]
 
 
 def _kinks(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[int, float] | None:

@@ -31,9 +31,7 @@ def open_face(kinks: Kinks, y: Vector) -> Face:
     return Face(basis, np.zeros(basis.shape[1]))
 
 
-def minimise(
-    oracle: Oracle, x: Vector, y: Vector, inner: Curvature | None, rounds: int
-) -> Minimum:
+def minimise(oracle: Oracle, x: Vector, y: Vector, inner: Curvature | None, rounds: int) -> Minimum:
     """The minimum of g(x, .) plus the term from y."""
     kinks = oracle.kinks(x)
     y = kinks.clip(y)

@@ -54,6 +54,7 @@ class Kinks(NamedTuple):
     def norms(self, y: Vector) -> Vector:
         """The norms of the groups, and 1 for entries without one."""
         count = len(self.group)
+        assert self.labels is not None
         norms = np.sqrt(np.bincount(self.labels, y**2, count + 1))
         norms[count] = 1.0
         return norms
@@ -207,6 +208,7 @@ def _within_groups(step: Vector, kinks: Kinks) -> Vector:
 
 def _whole_groups(used: np.ndarray, kinks: Kinks) -> np.ndarray:
     """The entries of groups some of whose entries are used, and entries used without a group."""
+    assert kinks.labels is not None
     count = np.bincount(kinks.labels, used, len(kinks.group) + 1)
     return used | ((count[kinks.labels] > 0) & (kinks.labels < len(kinks.group)))
 
@@ -223,9 +225,9 @@ def _minimise(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
         slope = H @ y + c
         z = kinks.prox(y - step * slope, step)
         target, low = z, value(z)
-        moves = _newton(H, H @ z + c, kinks, z)
-        for length in SHORTER if moves is not None else ():
-            trial = kinks.stopped(z, length * moves)
+        move = _newton(H, H @ z + c, kinks, z)
+        for length in SHORTER:
+            trial = kinks.stopped(z, length * move)
             reached = value(trial)
             if reached <= low:
                 target, low = trial, reached
@@ -240,16 +242,15 @@ def _minimise(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
     return y
 
 
-def _newton(H: Matrix, slope: Vector, kinks: Kinks, y: Vector) -> Vector | None:
-    """The Newton step on the open entries."""
-    part = np.flatnonzero(kinks.open(y))
+def _newton(H: Matrix, slope: Vector, kinks: Kinks, y: Vector) -> Vector:
+    """The Newton step on the open entries; zero if there is none."""
+    part, move = np.flatnonzero(kinks.open(y)), np.zeros_like(y)
     if not part.size:
-        return None
+        return move
     A = H[np.ix_(part, part)] + kinks.bend(y, part)
     b = -(slope + kinks.slope(y))[part]
     unit = 1 / np.sqrt(np.maximum(np.diag(A), 1e-300))
     A = A * unit * unit[:, None]
-    move = np.zeros_like(y)
     try:
         factor = scipy.linalg.cho_factor(A, check_finite=False)
         move[part] = unit * scipy.linalg.cho_solve(factor, unit * b, check_finite=False)
@@ -257,4 +258,4 @@ def _newton(H: Matrix, slope: Vector, kinks: Kinks, y: Vector) -> Vector | None:
         values, vectors = np.linalg.eigh(A)
         safe = np.maximum(values, 1e-12 * max(float(values[-1]), 1e-300))
         move[part] = unit * (vectors @ ((vectors.T @ (unit * b)) / safe))
-    return move if np.all(np.isfinite(move)) else None
+    return move if np.all(np.isfinite(move)) else np.zeros_like(y)
