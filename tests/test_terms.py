@@ -376,9 +376,7 @@ def test_a_kink_of_g_is_named_and_not_certified(g, x):
 
 
 def test_a_kink_of_g_is_not_solved():
-    problem = Problem(
-        lambda x, y: (y - 1.5) ** 2 + 0.1 * (x - 1) ** 2, lambda x, y: jnp.abs(y - x)
-    )
+    problem = Problem(lambda x, y: (y - 1.5) ** 2 + 0.1 * (x - 1) ** 2, lambda x, y: jnp.abs(y - x))
     with pytest.warns(pdbo.errors.KinkWarning):
         assert not pdbo.solve(problem, 0.3, 0.7, throw=False).ok
 
