@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from . import sets as sets
     from . import sklearn as sklearn
     from . import solvers as solvers
+    from . import terms as terms
     from . import torch as torch
     from ._batches import Batches as Batches
     from ._certify import certify as certify
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .errors import CheckpointError as CheckpointError
     from .errors import CheckpointWarning as CheckpointWarning
     from .errors import DataReplicated as DataReplicated
+    from .errors import KinkWarning as KinkWarning
     from .errors import PrecisionWarning as PrecisionWarning
     from .errors import StartProjected as StartProjected
     from .hosts import distributed as distributed
@@ -46,6 +48,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .results import ConstrainedCertificate as ConstrainedCertificate
     from .results import Solution as Solution
     from .results import State as State
+    from .results import TermCertificate as TermCertificate
     from .schedules import Bound as Bound
     from .schedules import Constants as Constants
     from .schedules import Schedule as Schedule
@@ -80,6 +83,11 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .solvers import Point as Point
     from .solvers import ProximalPDBO as ProximalPDBO
     from .solvers import Solver as Solver
+    from .terms import L1 as L1
+    from .terms import ElasticNet as ElasticNet
+    from .terms import GroupL2 as GroupL2
+    from .terms import SparseGroup as SparseGroup
+    from .terms import Term as Term
 
 __version__ = "0.1.0"
 
@@ -100,14 +108,16 @@ _DAILY = {  # by module, the names for daily use
 }
 _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "data": "Source",
-    "errors": "AnswerWarning CheckpointError CheckpointWarning DataReplicated PrecisionWarning "
-    "StartProjected",
+    "errors": "AnswerWarning CheckpointError CheckpointWarning DataReplicated KinkWarning "
+    "PrecisionWarning StartProjected",
     "hosts": "distributed",
-    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State",
+    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State "
+    "TermCertificate",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Polyhedron Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "
     "Calls Implicit Point Solver",
+    "terms": "ElasticNet GroupL2 L1 SparseGroup Term",
 }
 _HOMES = {
     name: module
@@ -117,7 +127,7 @@ _HOMES = {
 }
 _SUBMODULES = (
     "callbacks", "data", "errors", "hosts", "linear", "orbax", "presets", "problems", "results",
-    "schedules", "sets", "sklearn", "solvers", "torch",
+    "schedules", "sets", "sklearn", "solvers", "terms", "torch",
 )  # fmt: skip
 
 __all__ = sorted(" ".join(_DAILY.values()).split())  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]

@@ -125,6 +125,30 @@ class ConstrainedCertificate(Certificate):
         return sentence + "."
 
 
+class TermCertificate(Certificate):
+    """The certificate of a point of a problem with an `inner_term`; it is always exact.
+
+    Derivatives are taken on the entries of y that are neither at a kink of the term nor at a bound.
+
+    Attributes:
+        support: how many entries of y these are.
+        margin: how far the other entries are from leaving their kinks, relative to the weights of
+            the term. At zero strict complementarity fails: y may change its support at x, and f
+            may have a kink there, which `eps` takes into account.
+    """
+
+    support: _Number | float = float("nan")
+    margin: _Number | float = float("nan")
+
+    @property
+    def in_words(self) -> str:
+        """What it says, in a sentence."""
+        return (
+            f"{super().in_words[:-1]}; y is open in {int(self.support)} entries, the others are "
+            f"{float(self.margin):.1e} of a weight from leaving their kinks."
+        )
+
+
 def _text(value: _Number) -> str:
     if traced(value) or np.ndim(value) > 0:
         return str(value)

@@ -202,6 +202,8 @@ _CHECKED: dict[str, tuple[weakref.ref, PyTree]] = {}  # the last problem found f
 
 def check_functions(problem: "Problem", x: PyTree, y: PyTree) -> None:
     """Raise a ProblemError unless f and g take the point to a scalar of its dtype."""
+    if problem.inner_term is not None:
+        problem.inner_term.check(x, y, problem.y_set)
     for name in "fg":
         _check_function(name, problem, x, y)
     if problem.coupled:

@@ -123,6 +123,10 @@ class PrecisionWarning(UserWarning):
     """What should be in double precision is in single: f or g insist on it."""
 
 
+class KinkWarning(UserWarning):
+    """g has a kink at y, so no certificate holds there: give the kink as `inner_term`."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, belongs to another run or cannot be written."""
 

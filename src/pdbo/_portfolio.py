@@ -18,19 +18,22 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._certificate import Certificate
+from ._checks import traced
 from ._driver import begin, enter_on_host, launch_on_host
-from ._errors import RESULTS
+from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
 from ._precision import Start, has_double, measure_in_double
+from ._problem import refuse_constraints
 from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._stages import decided, exact_certificate, facts_of
 from ._verdict import FAR, RUNAWAY, of_saved
 from .checkpoint import CheckpointWriter
 from .exact.certificate import Facts
-from .exact.oracle import Oracle, fits
+from .exact.oracle import MOST_WORK, MOST_X, MOST_Y, Oracle, fits
+from .exact.oracle import SMALL as EXACT_SMALL
 from .exact.status import CONVERGED, STALLED
 from .exact.valleys import explore
 from .sets import Free
@@ -77,9 +80,23 @@ def applies(start: Start, solver: Solver) -> bool:
         return isinstance(start.state.solver_state, ImplicitState)
     if not (solver.on_host or solver.exact_first):
         return False
-    if not fits(start.problem, start.x, start.y):
+    path = fits(start.problem, start.x, start.y)
+    if not path or (start.problem.inner_term is not None and path != EXACT_SMALL):
         return False
     return has_double() and all(map(_may_be_double, jax.tree.leaves((start.x, start.y))))
+
+
+def refuse_term(start: Start, solver: Solver, exact: bool) -> None:
+    """Raise a ProblemError if a run cannot handle the inner term of its problem."""
+    if not (solver.on_host or solver.exact_first):
+        refuse_constraints(start.problem, solver.name)
+    if traced(start.problem, start.x, start.y):
+        raise ProblemError("a problem with inner_term cannot be solved under jit or vmap.")
+    if not exact:
+        raise ProblemError(
+            f"inner_term works in double precision with up to {MOST_X} entries of x and {MOST_Y} "
+            f"of y, and {MOST_WORK:.0e} entries of x and y times numbers of data."
+        )
 
 
 def begin_exact(start: Start, solver: Solver) -> State:

@@ -20,11 +20,11 @@ from jaxtyping import Array, PyTree
 from . import _trees as trees
 from ._certificate import MAX_SLACK, Certificate, measure_jit
 from ._checks import check_functions, point_arrays, traced
-from ._errors import PrecisionWarning, ProblemError, brief, warn
+from ._errors import KinkWarning, PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
 from ._solution import Outcome, Pending, Solution, State
 from ._solver import Point, Solver
-from ._stages import decided, exact_certificate, facts_of
+from ._stages import NO_FACTS, decided, exact_certificate, facts_of, is_rough
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -162,10 +162,13 @@ def certified_in_double(
             facts = None if slack is not None else facts_of(double, fine_x, fine_y)
             if facts is not None and decided(facts):
                 return exact_certificate(facts, fine_y)
+            if double.inner_term is not None:  # nothing else knows of its kinks
+                return exact_certificate(facts or NO_FACTS, fine_y)
             relaxed = measure_jit(
                 double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps
             )
-            return _numpy(relaxed)
+            relaxed = _numpy(relaxed)
+            return _doubted(relaxed) if is_rough(double, fine_x, fine_y) else relaxed
         except (ProblemError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, ProblemError) else f"{brief(error)}."
     warn(f"the certificate is in single precision: {reason}", PrecisionWarning)
@@ -173,6 +176,16 @@ def certified_in_double(
     if multiplier is not None:
         multiplier = jnp.asarray(multiplier, trees.dtype(x))
     return _numpy(measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=None))
+
+
+def _doubted(certificate: Certificate) -> Certificate:
+    """The certificate of a point where g has a kink: it does not hold."""
+    warn(
+        "g has a kink at y, as abs, max or a norm have: no certificate holds there. Give the part "
+        "with the kink as inner_term, such as pdbo.L1(weights), or make g smooth.",
+        KinkWarning,
+    )
+    return dataclasses.replace(certificate, eps=np.float64(np.inf))
 
 
 def in_double(leaf: ArrayLike) -> Array:

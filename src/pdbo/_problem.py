@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ._batches import Source
     from ._solution import Solution
+    from .terms import Term
     from .torch._functions import TorchFunction
 
 S = TypeVar("S", bound="Solution")
@@ -90,6 +91,9 @@ class Problem(eqx.Module):
             every entry is at most zero. `pdbo.Equal` around an entry makes it an equality.
         inner_constraint: the same for the inner problem: y minimises g(x, .) among the points of Y
             that meet it. Both constraints may depend on x and y.
+        inner_term: a nonsmooth term of the inner problem such as `pdbo.L1(weights)`, whose weights
+            may depend on x: y minimises g(x, .) plus the term. Its kinks are known, so that it is
+            solved to the last digit, which abs or max within g are not.
 
     x, y and data are arbitrary pytrees; all entries of x and y share one floating dtype.
     """
@@ -102,6 +106,7 @@ class Problem(eqx.Module):
     mesh: Mesh | None
     outer_constraint: Callable | None
     inner_constraint: Callable | None
+    inner_term: "Term | None"
     _originals: _Originals = eqx.field(static=True)
 
     def __init__(
@@ -114,11 +119,13 @@ class Problem(eqx.Module):
         *,
         outer_constraint: Callable | None = None,
         inner_constraint: Callable | None = None,
+        inner_term: "Term | None" = None,
     ):
         self.f = checked_callable("f", f, data is not None)
         self.g = checked_callable("g", g, data is not None)
         self.outer_constraint = _optional("outer_constraint", outer_constraint, data)
         self.inner_constraint = _optional("inner_constraint", inner_constraint, data)
+        self.inner_term = _term(inner_term, data, self.coupled)
         self._originals = originals = _Originals()
         self.data = jax.tree.map(
             lambda a: originals.rounded(a) if isinstance(a, np.ndarray | np.generic | float) else a,
@@ -143,8 +150,9 @@ class Problem(eqx.Module):
         return self.view.value_f(self.f, *held_whole(self.mesh, (x, y)))
 
     def inner(self, x: PyTree, y: PyTree) -> Array:
-        """The value of g."""
-        return self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
+        """The value of g, and of the inner term if there is one."""
+        value = self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
+        return value if self.inner_term is None else value + self.inner_term.value(x, y)
 
     @property
     def sources(self) -> "list[Source | TorchFunction]":
@@ -190,8 +198,11 @@ class Problem(eqx.Module):
     def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
 
+        weights = [n for n in ("l1", "l2", "group") if callable(getattr(self.inner_term, n, None))]
+
         def functions(p: Problem) -> list[Callable]:
-            calls = (p.f, p.g, p.outer_constraint, p.inner_constraint)
+            calls = [p.f, p.g, p.outer_constraint, p.inner_constraint]
+            calls += [getattr(p.inner_term, name) for name in weights]
             return [call for call in calls if call is not None]
 
         parts = [with_fresh_constants(call) for call in functions(self)]
@@ -243,8 +254,29 @@ def _set(name: str, value: object) -> Set:
     return value
 
 
+def _term(term: object, data: PyTree, coupled: bool) -> "Term | None":
+    if term is None:
+        return None
+    from .terms import Term  # most problems have none
+
+    if not isinstance(term, Term):
+        raise ProblemError(f"inner_term must be a term such as pdbo.L1(weights), got {kind(term)}.")
+    if isinstance(data, DataView):
+        raise ProblemError("inner_term needs all of the data at once: it cannot go with Batches.")
+    if coupled:
+        raise ProblemError("inner_term cannot go with outer_constraint or inner_constraint.")
+    return term
+
+
 def refuse_constraints(problem: Problem, what: str) -> None:
-    """Raise a ProblemError that names what cannot handle them if a problem has constraints."""
+    """Raise a ProblemError that names what cannot handle them if a problem has constraints.
+
+    An inner term is refused, too.
+    """
+    if problem.inner_term is not None:
+        raise ProblemError(
+            f"{what} cannot handle inner_term: call solve, multistart or certify without a solver."
+        )
     if problem.coupled:
         name = "inner_constraint" if problem.outer_constraint is None else "outer_constraint"
         raise ProblemError(

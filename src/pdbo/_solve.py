@@ -20,7 +20,7 @@ from ._errors import RESULTS, ProblemError, SolveError
 from ._history import Certified, columns
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
-from ._portfolio import Portfolio, applies, begin_exact
+from ._portfolio import Portfolio, applies, begin_exact, refuse_term
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
 from ._solution import Outcome, Solution, State
@@ -129,6 +129,8 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
         return _handed_over(solve_coupled(given, named, options), given.problem, options, began)
     with session(given, named) as start, reading(start.problem):
         exact = applies(start, named)
+        if start.problem.inner_term is not None:
+            refuse_term(start, named, exact)
         run = begin_exact(start, named) if exact else begin(start, solver, options.key)
         names = columns(run, options.observe)
         if traced(start.problem, run, options.tolerance):
@@ -142,7 +144,8 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
             if writer is not None:
                 stack.enter_context(writer)
             if exact:
-                search = chosen(None if named.on_host else named) if _is_part(run) else None
+                searches = _is_part(run) and start.problem.inner_term is None
+                search = chosen(None if named.on_host else named) if searches else None
                 solution = Portfolio(start, search, options, writer).solve(run)
             else:
                 until = int(run.step) + options.budget(run.solver.budget, run.step)

@@ -4,16 +4,23 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._certificate import Certificate
+from ._certificate import Certificate, TermCertificate
 from ._problem import Problem
-from .exact.certificate import Facts, look
+from .exact.certificate import Facts, look, rough
 from .exact.large_certificate import look_at_large
-from .exact.oracle import LARGE, Oracle, fits
+from .exact.oracle import LARGE, SMALL, Oracle, fits
 
 CLOSE = 1e-6  # relative to y: an inner minimum this close leaves a relaxation nothing to explain
 NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be at infinity
 WRONG = 1e-2  # relative to x: no small gradient excuses an x this far from a solution
 TOL = 1e-4  # the tolerance for which the dear parts of an exact certificate are computed
+
+NO_FACTS = Facts(
+    inner_left=np.inf, outer_left=np.inf, gap=np.inf, gap_left=np.inf, slope=np.nan,
+    residual=np.nan, curvature=np.nan, valleys=0, unique=False, radius=np.nan,
+    adjoint=(0.0, np.nan), kinks=(0, 0.0),
+)  # fmt: skip
+"""Of a point of a problem with an inner term that the exact certificate does not apply to."""
 
 
 def facts_of(
@@ -28,6 +35,15 @@ def facts_of(
         if path == LARGE:
             return look_at_large(oracle, *oracle.flat(x, y), max(tol, TOL))
         return look(oracle, *oracle.flat(x, y), max(tol, TOL), elsewhere)
+
+
+def is_rough(problem: Problem, x: PyTree, y: PyTree) -> bool:
+    """Whether g is seen to have a kink at y, so that no certificate holds there."""
+    if fits(problem, x, y) != SMALL:
+        return False
+    oracle = Oracle(problem, x, y)
+    with np.errstate(all="ignore"):
+        return rough(oracle, *oracle.flat(x, y))
 
 
 def exact_certificate(facts: Facts, y: PyTree) -> Certificate:
@@ -49,7 +65,11 @@ def exact_certificate(facts: Facts, y: PyTree) -> Certificate:
         "curvature": facts.curvature,
         "radius": facts.radius,
     }
-    return Certificate(**{k: np.asarray(v)[()] for k, v in numbers.items()}, exact=np.True_)  # type: ignore
+    known = {k: np.asarray(v)[()] for k, v in numbers.items()}
+    if facts.kinks is None:
+        return Certificate(**known, exact=np.True_)  # type: ignore
+    more = {k: np.float64(v) for k, v in zip(("support", "margin"), facts.kinks, strict=True)}
+    return TermCertificate(**known, exact=np.True_, **more)  # type: ignore
 
 
 def decided(facts: Facts, tol: float = TOL) -> bool:

@@ -6,6 +6,7 @@ Where the inner minimum changes its face, f has a kink, and the step left is tha
 both sides. Searches from far away look for lower valleys of g.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from .small import KINKED, Move, newton
 FAR_STARTS = 8  # starts of inner searches at each radius
 FEW = 4  # up to so many entries of y there are three times as many
 RADII = (1.0, 10.0, 100.0)  # in units of 2 + 2 rms(y), if Y is unbounded
+JUMPS = (1e-4, 1e-6, 1e-8, 1e-10)  # relative to y: how far from y the gradient of g may jump
 BURST = 12  # Newton steps of a search that has not met the valley of y at once
 
 
@@ -42,6 +44,8 @@ class Facts(NamedTuple):
         adjoint: the size of the adjoint v, and g's curvature along it.
         gain: how far f could fall by the step left, relative to f.
         swing: how much f changes to second order over the size of x, in all entries together.
+        kinks: with a nonsmooth term, how many entries of y are open, and how far the others are
+            from leaving their kinks.
     """
 
     inner_left: float
@@ -59,6 +63,7 @@ class Facts(NamedTuple):
     swing: float = np.inf
     tie_left: float = 0.0
     jump: bool = False
+    kinks: tuple[int, float] | None = None
 
     @property
     def eps(self) -> float:
@@ -78,7 +83,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     inner = Curvature(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
     inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
-    if not inner.spectrum.finite or step.flat or inner.spectrum.negative:
+    if not inner.spectrum.finite or step.flat or inner.spectrum.negative or rough(oracle, x, y):
         return None
     reduced = reduce(oracle, x, y, values, inner)
     move = newton(reduced, x, 1.0)
@@ -119,7 +124,39 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         swing=float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
         tie_left=tie_left,
         jump=jump,
+        kinks=_kinks(oracle, x, y, values),
     )
+
+
+def rough(oracle: Oracle, x: Vector, y: Vector) -> bool:
+    """Whether the gradient of g jumps at y, by abs or max: by as much at a hundredth the distance.
+
+    The kinks of an inner term are known and do not count.
+    """
+    if oracle.has_term or not oracle.may_have_kinks:
+        return False
+    size = float(np.max(np.abs(y))) or 1.0
+    for pattern in (np.ones(y.size), (-1.0) ** np.arange(y.size)):
+        far, *ends = [_sides(oracle, x, y, length * size * pattern) for length in (1.0, *JUMPS)]
+        terms = np.max(np.abs([*np.where(np.isfinite(far), far, 0.0), *ends[0]]), axis=0)
+        jumps = [np.abs(right - left) for right, left in ends]
+        for wide, narrow in itertools.pairwise(jumps):
+            if np.any((narrow > 0.5 * wide) & (narrow > 1e4 * EPS * terms)):
+                return True
+    return False
+
+
+def _sides(oracle: Oracle, x: Vector, y: Vector, move: Vector) -> list[Vector]:
+    """The gradients of g on both sides of y."""
+    return [oracle.values(x, oracle.project_y(y + side * move)).g_y for side in (1, -1)]
+
+
+def _kinks(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[int, float] | None:
+    """How many entries of y are open, and how far the others are from leaving their kinks."""
+    if not oracle.has_term:
+        return None
+    kinks = oracle.kinks(x)
+    return int(np.sum(kinks.open(y))), kinks.room(y, values.g_y - kinks.slope(y))
 
 
 def _curvature(reduced: Reduced) -> float:

@@ -122,6 +122,7 @@ class Curvature:
 
     Attributes:
         H, G: $g_{yy}$ and $g_{xy}$.
+        smooth: $g_{yy}$ without the curvature of a nonsmooth term.
         face: the face.
         spectrum: that of g_yy on the face.
     """
@@ -131,21 +132,25 @@ class Curvature:
         self.G = np.stack([g for g, _ in columns], axis=1)
         self.H = np.stack([h for _, h in columns], axis=1)
         self.H = (self.H + self.H.T) / 2
-        self.step = _step_length(self.H, y, values.g_y)
-        self.face = inner_face(oracle, y, values, self.step)
-        self.spectrum = self._on(self.face)
+        self.smooth = self.H
+        if oracle.has_term:
+            self.smooth = self.H - oracle.kinks(x).bend(y, np.arange(oracle.ny))
+        self.step = _step_length(self.smooth, y, values.g_y)
+        self.face = inner_face(oracle, x, y, values, self.step)
+        self.spectrum = self.on(self.face)
 
-    def _on(self, face: Face) -> Spectrum:
+    def on(self, face: Face) -> Spectrum:
+        """The spectrum of g_yy on a face."""
         Q = face.basis
         return Spectrum(Q.T @ self.H @ Q + np.diag(face.bend))
 
-    def at(self, oracle: Oracle, y: Vector, values: Values) -> "Curvature":
+    def at(self, oracle: Oracle, x: Vector, y: Vector, values: Values) -> "Curvature":
         """The same second derivatives on the face of a point nearby."""
-        face = inner_face(oracle, y, values, self.step)
+        face = inner_face(oracle, x, y, values, self.step)
         if face.same(self.face):
             return self
         other = copy.copy(self)
-        other.face, other.spectrum = face, self._on(face)
+        other.face, other.spectrum = face, self.on(face)
         return other
 
     @property
@@ -180,8 +185,12 @@ def _step_length(H: Matrix, y: Vector, slope: Vector) -> float:
     return max(float(np.linalg.norm(y)), 1.0) / size if size > 0 else 1.0
 
 
-def inner_face(oracle: Oracle, y: Vector, values: Values, step: float) -> Face:
+def inner_face(oracle: Oracle, x: Vector, y: Vector, values: Values, step: float) -> Face:
     """The face of Y that y is on: where the boundary could go either way, the one f prefers."""
+    if oracle.has_term:
+        from .composite import open_face  # most problems have no term
+
+        return open_face(oracle.kinks(x), y)
     if oracle.free_y:
         return whole(oracle.ny)
     if oracle.boxed_y:  # entry by entry: they may differ in their units

@@ -40,7 +40,7 @@ class Minimum(NamedTuple):
         return self._replace(values=self.values._replace(f=f))
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A Newton step.
 
     Attributes:
@@ -60,13 +60,17 @@ def minimise(
     oracle: Oracle, x: Vector, y: Vector, inner: Curvature | None = None, rounds: int = ROUNDS
 ) -> Minimum:
     """The minimum of g(x, .) on Y from y, with second derivatives from nearby to begin with."""
+    if oracle.has_term:
+        from . import composite  # most problems have no term
+
+        return composite.minimise(oracle, x, y, inner, rounds)
     values = oracle.values(x, y)
     fresh, passes, reach = inner is None, 0, 1.0
     size = np.maximum(np.abs(y), LEAST)  # rounding is relative to where the solve came from
     if inner is None:
         inner = Curvature(oracle, x, y, values)
     else:
-        inner = inner.at(oracle, y, values)
+        inner = inner.at(oracle, x, y, values)
     step = _newton(oracle, x, y, values, inner, reach, size)
     for _ in range(rounds):
         if not (values.finite and inner.spectrum.finite):
@@ -85,18 +89,18 @@ def minimise(
         trial = _shorten(oracle, x, y, values, step, inner)
         if trial is None:
             if fresh:
-                small = _small(step.shift, size)
+                small = is_small(step.shift, size)
                 return Minimum(y, values, inner, small, step.shift, passes)
             inner, fresh = Curvature(oracle, x, y, values), True
             step = _newton(oracle, x, y, values, inner, reach, size)
             continue
         before, (y, values, length) = step, trial
         reach = 4 * reach if step.flat and length == 1 else max(1.0, reach / 4)
-        inner = inner.at(oracle, y, values)
+        inner = inner.at(oracle, x, y, values)
         step = _newton(oracle, x, y, values, inner, reach, size)
         if step.residual > CHORD * before.residual or step.flat:
             stuck = fresh and step.residual > 0.5 * before.residual and length == 1
-            if stuck and _small(step.shift, size):
+            if stuck and is_small(step.shift, size):
                 return Minimum(y, values, inner, True, step.shift, passes)
             inner, fresh = Curvature(oracle, x, y, values), True
             step = _newton(oracle, x, y, values, inner, reach, size)
@@ -105,12 +109,17 @@ def minimise(
     return Minimum(y, values, inner, False, step.shift, passes)
 
 
-def newton_step(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> _Step:
+def newton_step(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> Step:
     """The Newton step on the inner problem at a point."""
+    if oracle.has_term:
+        from . import composite
+
+        return composite.newton_step(oracle, x, y, values, inner)
     return _newton(oracle, x, y, values, inner, 1.0, np.maximum(np.abs(y), LEAST))
 
 
-def _small(shift: Vector, size: Vector) -> bool:
+def is_small(shift: Vector, size: Vector) -> bool:
+    """Whether a step may be rounding."""
     return bool(np.linalg.norm(shift) <= TRUSTED * np.linalg.norm(size))
 
 
@@ -122,7 +131,7 @@ def _newton(
     inner: Curvature,
     reach: float,
     size: Vector,
-) -> _Step:
+) -> Step:
     """The step on the face, and the projected gradient step that leaves it."""
     Q, spectrum = inner.face.basis, inner.spectrum
     slope = Q.T @ values.g_y
@@ -145,7 +154,7 @@ def _newton(
         leave = oracle.project_y(y - inner.step * off) - y
         keep = np.abs(leave) > 8 * EPS * size + inner.step * noise
         move, shift = move + np.where(keep, leave, 0.0), shift + np.where(keep, leave, 0.0)
-    return _Step(move, shift, float(np.linalg.norm(parts)), flat)
+    return Step(move, shift, float(np.linalg.norm(parts)), flat)
 
 
 def rounding(inner: Curvature, x: Vector, size: Vector, values: Values) -> Vector:
@@ -159,7 +168,7 @@ def terms(inner: Curvature, x: Vector, size: Vector, values: Values) -> Vector:
 
 
 def _shorten(
-    oracle: Oracle, x: Vector, y: Vector, values: Values, step: _Step, inner: Curvature
+    oracle: Oracle, x: Vector, y: Vector, values: Values, step: Step, inner: Curvature
 ) -> tuple[Vector, Values, float] | None:
     """The first of ever shorter steps that lowers g, else a projected gradient step, else None."""
     slope = float(values.g_y @ step.move)

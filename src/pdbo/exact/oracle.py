@@ -5,10 +5,11 @@ path compiles these programs only, and does the rest in NumPy.
 """
 
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -19,6 +20,9 @@ from .._checks import traced
 from .._problem import Problem
 from ..sets import Box, Free, NonNegative, Set
 from .points import kronecker
+
+if TYPE_CHECKING:
+    from .prox import Kinks
 
 MOST_Y, MOST_X = 500, 500  # the most entries of y and x
 FEW_NUMBERS = 10**6  # in x, y and data together: up to here the CPU is faster than a GPU
@@ -121,6 +125,19 @@ def _bend(program: Program, arrays: tuple[Array, ...], z: Array, v: Array, w: Ar
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+def _weights(program: Program, slopes: bool, arrays: tuple[Array, ...], x: Array) -> Array:
+    """The weights of the kinks of the inner term at x, of entries and groups, or their slopes."""
+    term, y = program.problem(arrays).inner_term, program.y.tree(np.zeros(program.y.size))
+    assert term is not None
+
+    def weights(x: Array) -> Array:
+        parts = term.parts(program.x.tree(x), y)
+        return jnp.concatenate([parts.l1, parts.group])
+
+    return jax.jacfwd(weights)(x) if slopes else weights(x)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _project(
     program: Program, which: str, arrays: tuple[Array, ...], u: Array, w: Array
 ) -> tuple[Array, Array]:
@@ -136,6 +153,40 @@ def _around(
     """A point of X or Y: anywhere in a bounded set, else around z; the same for the same index."""
     constraint, shapes = program.side(which, arrays)
     return _flat(constraint.hashed_point(index, shapes.tree(z), radius))
+
+
+_KINKED = {
+    "abs", "argmax", "argmin", "clamp", "max", "min", "reduce_max", "reduce_min", "select_n",
+    "sign", "sort", "sqrt", "top_k",
+}  # fmt: skip
+
+
+def _has_kinks(jaxpr: Any) -> bool:
+    """Whether a program holds an operation with kinks, but for those whose derivative is given."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _KINKED:
+            return True
+        if not name.startswith("custom_") and any(
+            _has_kinks(getattr(part, "jaxpr", part))
+            for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program)
+            if _is_program(part)
+        ):
+            return True
+    return False
+
+
+def _is_program(value: object) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+@functools.lru_cache(maxsize=64)
+def _may_have_kinks(program: Program, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> bool:
+    def inner(arrays: tuple[Array, ...], z: Array) -> Array:
+        return program.problem(arrays).inner(*program.split(z))
+
+    z = jax.ShapeDtypeStruct((program.x.size + program.y.size,), np.float64)
+    return _has_kinks(jax.make_jaxpr(inner)(shapes, z).jaxpr)
 
 
 def _place(numbers: PyTree) -> SingleDeviceSharding | None:
@@ -197,7 +248,8 @@ class Oracle:
 
     Attributes:
         nx, ny: the sizes of x and y.
-        free_x, free_y: whether their sets are the whole space.
+        free_x, free_y: whether their sets are the whole space, and no term has kinks in it.
+        has_term: whether the inner problem has a nonsmooth term.
         calls: how often it was asked.
     """
 
@@ -208,11 +260,20 @@ class Oracle:
         self._arrays = arrays if self._place is None else jax.device_put(arrays, self._place)
         self.nx, self.ny = self._program.x.size, self._program.y.size
         self.free_x = isinstance(problem.x_set, Free)
-        self.free_y = isinstance(problem.y_set, Free)
+        self.has_term = problem.inner_term is not None
+        self._plain_y = isinstance(problem.y_set, Free)
+        self.free_y = self._plain_y and not self.has_term
         self.boxed_x = isinstance(problem.x_set, Box | NonNegative)
-        self.boxed_y = isinstance(problem.y_set, Box | NonNegative)
+        self.boxed_y = isinstance(problem.y_set, Box | NonNegative) and not self.has_term
         self.problem, self.calls = problem, Calls()
         self._last: tuple[Vector, Vector, Array] | None = None
+        self._kinks: tuple[Vector, Kinks] | None = None
+
+    @functools.cached_property
+    def may_have_kinks(self) -> bool:
+        """Whether g is made with operations that have kinks, such as abs."""
+        shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self._arrays)
+        return _may_have_kinks(self._program, tuple(shapes))
 
     @functools.cached_property
     def bounded_y(self) -> bool:
@@ -267,7 +328,31 @@ class Oracle:
 
     def project_y(self, u: Vector) -> Vector:
         """The nearest point of Y."""
-        return u if self.free_y else np.asarray(self._projected("y", u, u)[0])
+        return u if self._plain_y else np.asarray(self._projected("y", u, u)[0])
+
+    @functools.cached_property
+    def _bounds_y(self) -> tuple[Vector, Vector]:
+        """The bounds of Y, if it is a box."""
+        return tuple(self.project_y(np.full(self.ny, end)) for end in (-np.inf, np.inf))  # type: ignore
+
+    def kinks(self, x: Vector) -> "Kinks":
+        """The nonsmooth term at x."""
+        if self._kinks is None or self._kinks[0] is not x:
+            from .prox import Kinks  # most problems have no term
+
+            term = self.problem.inner_term
+            assert term is not None
+            l1, group = np.split(self._weights(x, False), [self.ny])
+            labels = None if term.labels is None else np.asarray(term.labels)
+            self._kinks = (x, Kinks(l1, group, labels, *self._bounds_y))
+        return self._kinks[1]
+
+    def _weights(self, x: Vector, slopes: bool) -> np.ndarray:
+        return np.asarray(_weights(self._program, slopes, self._arrays, self._sent(x)))
+
+    def weights(self, x: Vector) -> tuple[Vector, np.ndarray]:
+        """The weights of the term's kinks, of entries and then groups, and their derivatives."""
+        return self._weights(x, False), self._weights(x, True)
 
     def turn_x(self, u: Vector, w: Vector) -> Vector:
         """The derivative of the projection onto X at u, times w."""
@@ -283,7 +368,7 @@ class Oracle:
 
     def around_y(self, y: Vector, index: int, radius: float) -> Vector:
         """A point of Y within a radius of y, anywhere in Y if that is bounded."""
-        return self._point("y", self.free_y, y, index, radius)
+        return self._point("y", self._plain_y, y, index, radius)
 
     def _point(self, which: str, free: bool, z: Vector, index: int, radius: float) -> Vector:
         if free:

@@ -17,26 +17,35 @@ STEPS = 40  # the most steps of a run from elsewhere
 def explore(oracle: Oracle, state: SmallState, tol: float) -> SmallState:
     """The lowest solution found from elsewhere, or the one given if there is none lower."""
     best, small = state, Small(oracle)
+    if oracle.has_term:
+        from .composite import reopened  # most problems have no term
+
+        for x in reopened(oracle, best.x, best.y):
+            best = _lower(small, x, best, tol)
     for index in range(1, STARTS + 1):
         x = oracle.around_x(best.x, index, 2 * (1 + float(np.sqrt(np.mean(best.x**2)))))
-        if _falls_towards(oracle, x, best):
-            continue
-        other = small.start(x, best.y)
-        for _ in range(STEPS):
-            if other.status != RUNNING:
-                break
-            other = small.step(other)
-        lower = other.f < best.f - 1e-8 * (abs(best.f) + abs(other.f))
-        if other.status == CONVERGED and lower:
-            facts = look(oracle, other.x, other.y, tol)
-            if facts is not None and facts.eps <= tol:
-                best = other
+        if not _falls_towards(oracle, x, best):
+            best = _lower(small, x, best, tol)
     calls = oracle.calls
     return best._replace(
         step=state.step,
         values=state.values + np.int64(calls.values),
         products=state.products + np.int64(calls.products),
     )
+
+
+def _lower(small: Small, x: Vector, best: SmallState, tol: float) -> SmallState:
+    """The solution that a run from x leads to, if it is lower than the best one known."""
+    other = small.start(x, best.y)
+    for _ in range(STEPS):
+        if other.status != RUNNING:
+            break
+        other = small.step(other)
+    if other.status == CONVERGED and other.f < best.f - 1e-8 * (abs(best.f) + abs(other.f)):
+        facts = look(small.oracle, other.x, other.y, tol)
+        if facts is not None and facts.eps <= tol:
+            return other
+    return best
 
 
 def _falls_towards(oracle: Oracle, x: Vector, state: SmallState) -> bool:
