@@ -404,7 +404,8 @@ def test_the_live_line_of_solve_fits_the_terminal(monkeypatch):
     file = Terminal()
     with Line(0, 100, 1e-4, True, file) as line:
         line.update({k: np.array([50.0]) for k in ("step", "f", "h", "multiplier", "eps")})
-    shown = file.getvalue().replace("\r\x1b[2K", "").rstrip("\n")
+    before, shown = file.getvalue().rstrip("\n").split("\r\x1b[2K")[-2:]
+    assert before == "compiling ..."
     assert shown.startswith("step 50/100  f 50")
     assert len(shown) == 49
 

@@ -83,7 +83,8 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     inner = Curvature(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
     inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
-    if not inner.spectrum.finite or step.flat or inner.spectrum.negative or rough(oracle, x, y):
+    smooth = inner.spectrum.finite and not step.flat and not inner.spectrum.negative
+    if not smooth or rough(oracle, x, y):
         return None
     reduced = reduce(oracle, x, y, values, inner)
     move = newton(reduced, x, 1.0)
@@ -131,17 +132,22 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
 def rough(oracle: Oracle, x: Vector, y: Vector) -> bool:
     """Whether the gradient of g jumps at y, by abs or max: by as much at a hundredth the distance.
 
-    The kinks of an inner term are known and do not count.
+    Distances are relative to what the curvatures of g make of its slopes, in the units of each
+    entry. The kinks of an inner term are known and do not count.
     """
     if oracle.has_term or not oracle.may_have_kinks:
         return False
-    size = float(np.max(np.abs(y))) or 1.0
+    values = oracle.values(x, y)
+    inner = Curvature(oracle, x, y, values)
+    curved, slopes = np.abs(np.diag(inner.H)), terms(inner, x, np.abs(y), values)
+    known = (curved > 0) & (slopes > 0)
+    size = np.where(known, slopes / np.where(known, curved, 1.0), np.max(np.abs(y)) or 1.0)
     for pattern in (np.ones(y.size), (-1.0) ** np.arange(y.size)):
         far, *ends = [_sides(oracle, x, y, length * size * pattern) for length in (1.0, *JUMPS)]
-        terms = np.max(np.abs([*np.where(np.isfinite(far), far, 0.0), *ends[0]]), axis=0)
+        most = np.max(np.abs([*np.where(np.isfinite(far), far, 0.0), *ends[0]]), axis=0)
         jumps = [np.abs(right - left) for right, left in ends]
         for wide, narrow in itertools.pairwise(jumps):
-            if np.any((narrow > 0.5 * wide) & (narrow > 1e4 * EPS * terms)):
+            if np.any((narrow > 0.5 * wide) & (narrow > 1e4 * EPS * most)):
                 return True
     return False
 

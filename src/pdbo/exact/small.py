@@ -87,7 +87,7 @@ def newton(
 def _size(reduced: Reduced, x: Vector) -> float:
     """The largest entry of x in the units of the curvatures, or one if that is larger."""
     Q, unit = reduced.open[: x.size], reduced.spectrum.unit
-    return float(np.max(np.abs(Q.T @ x) / unit, initial=np.min(1 / unit, initial=np.inf)))
+    return float(np.max(np.abs(Q.T @ x) / unit, initial=np.max(1 / unit, initial=0.0)))
 
 
 def _bounded(Q: Matrix, spectrum: Spectrum, slopes: Vector, size: Vector, bound: float) -> Vector:
