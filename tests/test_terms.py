@@ -396,3 +396,9 @@ def test_kinks_elsewhere_do_no_harm(g, recwarn):
     found = pdbo.solve(Problem(lambda x, y: (y - 1.5) ** 2, g), 1.0, 1.0)
     assert found.ok and abs(found.y - 1.5) < 1e-6
     assert not [w for w in recwarn if w.category is pdbo.errors.KinkWarning]
+
+
+def test_a_negative_weight_is_named_by_solve():
+    problem = pdbo.Problem(lambda x, y: y**2, lambda x, y: (y - x) ** 2, inner_term=pdbo.L1(-1.0))
+    with pytest.raises(pdbo.ProblemError, match="a weight of L1 is -1 at x0"):
+        pdbo.solve(problem, 0.0, 0.0)

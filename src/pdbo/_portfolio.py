@@ -93,6 +93,8 @@ def refuse_term(start: Start, solver: Solver, exact: bool) -> None:
     if traced(start.problem, start.x, start.y):
         raise ProblemError("a problem with inner_term cannot be solved under jit or vmap.")
     if not exact:
+        assert start.problem.inner_term is not None
+        start.problem.inner_term.check(start.x, start.y, start.problem.y_set)
         raise ProblemError(
             f"inner_term works in double precision with up to {MOST_X} entries of x and {MOST_Y} "
             f"of y, and {MOST_WORK:.0e} entries of x and y times numbers of data."
