@@ -112,16 +112,12 @@ def solve_large(start: Start, options: Options) -> Solution:
         off, gap, float(step.at.residual), max(step.stationarity, left), off, step.stationarity,
         0, 0, 0.0, np.zeros(0),
     )  # fmt: skip
-    code, note = RESULTS.settled, NOT_SURE
-    if (
-        facts.eps <= tol
-    ):  # but one inner start does not tell a global inner minimum from a local one
-        code = RESULTS.settled
-    elif stopped:
+    code, note = RESULTS.settled, NOT_SURE  # also within the tolerance: g may have lower minima
+    if facts.eps > tol and stopped:
         code = RESULTS.stopped
-    elif off > 1e-3:
+    elif off > max(tol, 1e-3):
         code, note = RESULTS.infeasible, "no y was found that meets inner_constraint at the last x."
-    elif step.number >= most:
+    elif facts.eps > tol and step.number >= most:
         code = RESULTS.max_steps
     certificate, rows = certificate_of(facts), history.rows
     for name in ("stationarity", "feasibility", "complementarity", "inner_gap", "eps"):

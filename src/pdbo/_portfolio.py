@@ -326,9 +326,8 @@ class Portfolio:
         if self._refutes(onward, f):
             note = "f is lower further on, where it may become flat: it may have no minimum."
             return best.with_outcome(code=np.int32(RESULTS.settled), note=note)
-        far = BESIDE * (1 + np.max(np.abs(at)))
-        for move in (s * far * e for e in np.eye(oracle.nx)[:4] for s in (1, -1)):
-            begun = self._begun(*oracle.trees(oracle.project_x(at + move), follower))
+        for aside in _beside(oracle, at, BESIDE):
+            begun = self._begun(*oracle.trees(aside, follower))
             if begun.solver_state.path.f < f - SAME * abs(f):
                 found = self._ended(begun, steps)
                 if found.holds(self.tol) and found.f < f:
@@ -344,11 +343,8 @@ class Portfolio:
         """
         (at, follower), f = oracle.flat(best.x, best.y), float(best.f)
         apart = JUMP * (abs(float(self.history.rows["f"][0]) - f) + abs(f))
-        far = NEXT * (1 + np.max(np.abs(at)))
-        runs = []
-        for move in (0 * at, *(s * far * e for e in np.eye(at.size)[:4] for s in (1, -1))):
-            next_to = self._begun(*oracle.trees(oracle.project_x(at + move), follower))
-            runs.append(self._moved(next_to, oracle, at))
+        begun = (self._begun(*oracle.trees(x, follower)) for x in (at, *_beside(oracle, at, NEXT)))
+        runs = [self._moved(run, oracle, at) for run in begun]
         alike = [run for run in runs if abs(run.solver_state.path.f - f) <= apart]
         lowest = min(runs, key=lambda run: run.solver_state.path.f)
         run = lowest if lowest.solver_state.path.f < f - apart else (alike or runs)[0]
@@ -449,6 +445,12 @@ class Portfolio:
         if _size(run) > FAR * float(run.scale) and facts.swing <= LEVEL * fall:
             return "f becomes flat far away from the start: it may have no minimum."
         return ""
+
+
+def _beside(oracle: Oracle, x: np.ndarray, share: float) -> list[np.ndarray]:
+    """Points at a share of x from it, in its first entries."""
+    far = share * (1 + np.max(np.abs(x)))
+    return [oracle.project_x(x + s * far * e) for e in np.eye(x.size)[:4] for s in (1, -1)]
 
 
 def _on_host(solution: Solution) -> bool:

@@ -7,6 +7,7 @@ from jaxtyping import PyTree
 from ._certificate import Certificate, TermCertificate
 from ._problem import Problem
 from .exact.certificate import Facts, look, rough
+from .exact.dense import Curvature
 from .exact.large_certificate import look_at_large
 from .exact.oracle import LARGE, SMALL, Oracle, fits
 
@@ -42,8 +43,12 @@ def is_rough(problem: Problem, x: PyTree, y: PyTree) -> bool:
     if fits(problem, x, y) != SMALL:
         return False
     oracle = Oracle(problem, x, y)
+    if not oracle.may_have_kinks:
+        return False
     with np.errstate(all="ignore"):
-        return rough(oracle, *oracle.flat(x, y))
+        at = oracle.flat(x, y)
+        values = oracle.values(*at)
+        return rough(oracle, *at, values, Curvature(oracle, *at, values))
 
 
 def exact_certificate(facts: Facts, y: PyTree) -> Certificate:

@@ -21,7 +21,12 @@ from .small import KINKED, Move, newton
 FAR_STARTS = 8  # starts of inner searches at each radius
 FEW = 4  # up to so many entries of y there are three times as many
 RADII = (1.0, 10.0, 100.0)  # in units of 2 + 2 rms(y), if Y is unbounded
-JUMPS = (1e-4, 1e-6, 1e-8, 1e-10)  # relative to y: how far from y the gradient of g may jump
+JUMPS = (
+    1e-4,
+    1e-6,
+    1e-8,
+    1e-10,
+)  # relative to y: how far from it the slope of g may jump
 BURST = 12  # Newton steps of a search that has not met the valley of y at once
 
 
@@ -84,7 +89,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     step = newton_step(oracle, x, y, values, inner)
     inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
     smooth = inner.spectrum.finite and not step.flat and not inner.spectrum.negative
-    if not smooth or rough(oracle, x, y):
+    if not smooth or rough(oracle, x, y, values, inner):
         return None
     reduced = reduce(oracle, x, y, values, inner)
     move = newton(reduced, x, 1.0)
@@ -129,7 +134,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     )
 
 
-def rough(oracle: Oracle, x: Vector, y: Vector) -> bool:
+def rough(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> bool:
     """Whether the gradient of g jumps at y, by abs or max: by as much at a hundredth the distance.
 
     Distances are relative to what the curvatures of g make of its slopes, in the units of each
@@ -137,8 +142,6 @@ def rough(oracle: Oracle, x: Vector, y: Vector) -> bool:
     """
     if oracle.has_term or not oracle.may_have_kinks:
         return False
-    values = oracle.values(x, y)
-    inner = Curvature(oracle, x, y, values)
     curved, slopes = np.abs(np.diag(inner.H)), terms(inner, x, np.abs(y), values)
     known = (curved > 0) & (slopes > 0)
     size = np.where(known, slopes / np.where(known, curved, 1.0), np.max(np.abs(y)) or 1.0)

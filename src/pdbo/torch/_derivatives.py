@@ -10,7 +10,7 @@ up as one call of the host each.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,22 +43,30 @@ _derivative = Primitive("pdbo_derivative")
 _derivative.multiple_results = True
 
 
-class _Layout:
-    """What is where among the operands: z, the indices of a batch, the directions; hashable."""
+class _Call(NamedTuple):
+    """A call of the host, and what is where among its operands: z, indices, directions."""
 
-    def __init__(self, leaves: int, extras: int, directions: tuple[Leaves, ...]):
-        self.leaves, self.extras, self.directions = leaves, extras, directions
-        starts = leaves + extras + np.cumsum([0, *map(len, directions)])
-        self.spans = [slice(a, b) for a, b in itertools.pairwise(starts)]
+    function: Function
+    leaves: int
+    extras: int
+    directions: tuple[Leaves, ...]
+    wanted: Leaves
+    value: bool
 
     def split(self, operands: Sequence[Any]) -> tuple[Any, Any, list[dict[int, Any]]]:
         """z, the indices and the directions by leaf."""
-        ways = [
-            dict(zip(numbers, operands[span], strict=True))
-            for numbers, span in zip(self.directions, self.spans, strict=True)
-        ]
         start = self.leaves + self.extras
+        ends = start + np.cumsum([0, *map(len, self.directions)])
+        ways = [
+            dict(zip(numbers, operands[a:b], strict=True))
+            for numbers, (a, b) in zip(self.directions, itertools.pairwise(ends), strict=True)
+        ]
         return operands[: self.leaves], operands[self.leaves : start], ways
+
+    def shapes(self, operands: Sequence[Any]) -> list[Shape]:
+        """What the call returns."""
+        scalar = [Shape((), operands[0].dtype)] if self.value else []
+        return scalar + [Shape(operands[i].shape, operands[i].dtype) for i in self.wanted]
 
 
 def value_of(function: Function, z: Sequence[Array], indices: Sequence[Array]) -> Float[Array, ""]:
@@ -76,60 +84,30 @@ def _bind(
 ) -> list[Array]:
     operands = [*z, *indices, *(v for way in directions for v in way.values())]
     ways = tuple(tuple(way) for way in directions)
-    return _derivative.bind(
-        *operands,
-        function=function,
-        leaves=len(z),
-        extras=len(indices),
-        directions=ways,
-        wanted=wanted,
-        value=value,
-    )
-
-
-def _shapes(z: Sequence[Any], wanted: Leaves, value: bool) -> list[Shape]:
-    scalar = [Shape((), z[0].dtype)] if value else []
-    return scalar + [Shape(z[i].shape, z[i].dtype) for i in wanted]
+    call = _Call(function, len(z), len(indices), ways, wanted, value)
+    return _derivative.bind(*operands, call=call)
 
 
 @_derivative.def_abstract_eval
-def _(*operands: ShapedArray, leaves: int, wanted: Leaves, value: bool, **_: Any) -> list:
-    return [ShapedArray(s.shape, s.dtype) for s in _shapes(operands[:leaves], wanted, value)]
+def _(*operands: ShapedArray, call: _Call) -> list:
+    return [ShapedArray(s.shape, s.dtype) for s in call.shapes(operands)]
 
 
-def _evaluate(
-    *operands: Array,
-    function: Function,
-    leaves: int,
-    extras: int,
-    directions: tuple[Leaves, ...],
-    wanted: Leaves,
-    value: bool,
-) -> list[Array]:
+def _evaluate(*operands: Array, call: _Call) -> list[Array]:
     """The call of the host."""
-    layout = _Layout(leaves, extras, directions)
 
-    def call(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-        z, indices, ways = layout.split(arrays)
-        return function.derivative(z, indices, ways, wanted, value)
+    def called(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+        return call.function.derivative(*call.split(arrays), call.wanted, call.value)
 
-    return host_call(call, _shapes(operands[:leaves], wanted, value), *operands)
+    return host_call(called, call.shapes(operands), *operands)
 
 
 def _jvp(
-    primals: Sequence[Array],
-    tangents: Sequence[Any],
-    *,
-    function: Function,
-    leaves: int,
-    extras: int,
-    directions: tuple[Leaves, ...],
-    wanted: Leaves,
-    value: bool,
+    primals: Sequence[Array], tangents: Sequence[Any], *, call: _Call
 ) -> tuple[list[Array], list[Any]]:
-    layout = _Layout(leaves, extras, directions)
-    z, indices, ways = layout.split(primals)
-    dz, _, dways = layout.split(tangents)
+    function, wanted, value = call.function, call.wanted, call.value
+    z, indices, ways = call.split(primals)
+    dz, _, dways = call.split(tangents)
     moved = {i: t for i, t in enumerate(dz) if _moves(t)}
     first = tuple(moved) if value else ()  # leaves whose gradient the value's derivative needs
     every = tuple(dict.fromkeys((*wanted, *first)))
@@ -159,26 +137,20 @@ def _moves(tangent: Any) -> bool:
     return not isinstance(tangent, ad.Zero) and np.dtype(tangent.dtype).kind == "f"
 
 
-def _transpose(
-    cotangents: Sequence[Any],
-    *operands: Any,
-    function: Function,
-    leaves: int,
-    extras: int,
-    directions: tuple[Leaves, ...],
-    wanted: Leaves,
-    value: bool,
-) -> list[Any]:
-    z, indices, ways = _Layout(leaves, extras, directions).split(operands)
-    back = {i: c for i, c in zip(wanted, cotangents, strict=True) if not isinstance(c, ad.Zero)}
-    found: list[Any] = [None] * (leaves + extras)
+def _transpose(cotangents: Sequence[Any], *operands: Any, call: _Call) -> list[Any]:
+    z, indices, ways = call.split(operands)
+    back = {
+        i: c for i, c in zip(call.wanted, cotangents, strict=True) if not isinstance(c, ad.Zero)
+    }
+    found: list[Any] = [None] * (call.leaves + call.extras)
     for j, way in enumerate(ways):
         linear = tuple(i for i, v in way.items() if ad.is_undefined_primal(v))
         if not linear or not back:
             found += [ad.Zero(v.aval) if i in linear else None for i, v in way.items()]
             continue
         others = [*ways[:j], back, *ways[j + 1 :]]
-        turned = dict(zip(linear, _bind(function, z, indices, others, linear, False), strict=True))
+        more = _bind(call.function, z, indices, others, linear, False)
+        turned = dict(zip(linear, more, strict=True))
         found += [turned.get(i) for i in way]
     return found
 

@@ -2,9 +2,10 @@
 # PyTorch need not be installed where types are checked.
 """f and g in PyTorch: values and derivatives by autograd, on the buffers that JAX hands over."""
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -126,39 +127,34 @@ class _At:
         value: bool,
     ) -> Sequence[np.ndarray]:
         """See `_derivatives.Function`."""
-        with _LOCK:
-            try:
-                return self._derivative(z, indices, directions, wanted, value)
-            except Exception as error:
-                self.function.error = error
-                raise
+        with _LOCK, self._blamed():
+            device = self.function.sides[0].device
+            point = [_tensor(leaf, device) for leaf in z]
+            needed = {*wanted, *(i for way in directions for i in way)}
+            with torch.set_grad_enabled(bool(needed)):
+                for i in needed:
+                    point[i].requires_grad_()
+                scalar = self.function.value(self.structure, point, indices)
+                out = [scalar.detach()] if value else []
+                for way in directions:
+                    slopes = _gradient(scalar, point, tuple(way), True)
+                    turned = [
+                        (s * _tensor(v, device)).sum()
+                        for s, v in zip(slopes, way.values(), strict=True)
+                    ]
+                    scalar = sum(turned[1:], turned[0])
+                if wanted:
+                    out += _gradient(scalar, point, wanted, False)
+            return [leaf.numpy() if leaf.is_cpu else leaf.cpu().numpy() for leaf in out]
 
-    def _derivative(
-        self,
-        z: Sequence[np.ndarray],
-        indices: Sequence[np.ndarray],
-        directions: Sequence[dict[int, np.ndarray]],
-        wanted: Leaves,
-        value: bool,
-    ) -> Sequence[np.ndarray]:
-        device = self.function.sides[0].device
-        point = [_tensor(leaf, device) for leaf in z]
-        needed = {*wanted, *(i for way in directions for i in way)}
-        with torch.set_grad_enabled(bool(needed)):
-            for i in needed:
-                point[i].requires_grad_()
-            scalar = self.function.value(self.structure, point, indices)
-            out = [scalar.detach()] if value else []
-            for way in directions:
-                slopes = _gradient(scalar, point, tuple(way), True)
-                turned = [
-                    (s * _tensor(v, device)).sum()
-                    for s, v in zip(slopes, way.values(), strict=True)
-                ]
-                scalar = sum(turned[1:], turned[0])
-            if wanted:
-                out += _gradient(scalar, point, wanted, False)
-        return [leaf.numpy() if leaf.is_cpu else leaf.cpu().numpy() for leaf in out]
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Keep an error for the sentence that the user reads."""
+        try:
+            yield
+        except Exception as error:
+            self.function.error = error
+            raise
 
 
 def _gradient(
