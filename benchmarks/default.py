@@ -1,7 +1,7 @@
 """The default solver against truths of its own: exact, certified, quick, and never wrongly sure.
 
 Run as `python -m benchmarks.default`, or with the names of some families: quadratics, nullspaces,
-scaling, games, first, adversarial. Every problem is drawn from a seed and has a truth that pdbo
+scaling, games, first, adversarial, call. Every problem is drawn from a seed and has a truth that pdbo
 does not compute: a closed form, or a search by SciPy or NumPy. The record of each family is written
 to benchmarks/records/default.json.
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 import pdbo
 
-from . import adversarial, first_problems
+from . import adversarial, first_call, first_problems
 from .first_problems import Case, apart, flat
 from .record import FOLDER, write
 
@@ -518,7 +518,7 @@ def _show(name: str, numbers: dict[str, Any]) -> None:
 
 FAMILIES = {
     "quadratics": quadratics, "nullspaces": nullspaces, "scaling": scaling, "games": games,
-    "first": first, "adversarial": adverse,
+    "first": first, "adversarial": adverse, "call": first_call.measured,
 }  # fmt: skip
 
 

@@ -120,13 +120,15 @@ def test_a_maximum_at_the_start_is_left():
 
 
 def test_y_in_a_ball():
+    # y = x / |x|, so that the best x of the sum is (0, 2): y is (0, 1) and x where it wants to be
     problem = pdbo.Problem(
-        lambda x, y: jnp.sum((y - jnp.array([0.0, 1.0])) ** 2) + 0 * jnp.sum(x),
+        lambda x, y: jnp.sum((y - jnp.array([0.0, 1.0])) ** 2) + (x[1] - 2) ** 2,
         lambda x, y: jnp.sum((y - x) ** 2),
         y_set=pdbo.Ball(1.0),
     )
     sol = pdbo.solve(problem, np.array([3.0, 1.0]), np.zeros(2))
     assert sol.ok and float(sol.f) <= 1e-12
+    np.testing.assert_allclose(sol.x, [0.0, 2.0], atol=1e-7)
 
 
 def test_no_inner_minimum_is_never_ok():
@@ -327,31 +329,30 @@ def test_the_folder_of_another_solver_is_refused(tmp_path):
     assert held.steps == 3
 
 
+# a linear follower: buys up to a price of 3, where both answers are minima
+LIMIT_PRICE = pdbo.Problem(
+    lambda x, y: -x * y,
+    lambda x, y: (x - 3) * y,
+    x_set=pdbo.Box(0.0, 10.0),
+    y_set=pdbo.Box(0.0, 1.0),
+)
+
+
 def test_a_search_goes_on_from_its_checkpoint(tmp_path):
-    # the inner solution jumps at x = 0, so the exact path leaves it to the search
-    problem = pdbo.Problem(
-        lambda x, y: (x - 0.3) ** 2 + (y - 1) ** 2, lambda x, y: x * y, y_set=pdbo.Box(-1.0, 1.0)
-    )
-    part = pdbo.solve(problem, 0.5, -0.9, steps=60, checkpoint=tmp_path)
+    # the inner solution jumps at x = 3, so the exact path leaves it to the search
+    part = pdbo.solve(LIMIT_PRICE, 1.0, 0.5, steps=60, checkpoint=tmp_path)
     assert part.state is not None and isinstance(part.state.solver, pdbo.AutoPDBO)
-    sol = pdbo.solve(problem, 0.5, -0.9, checkpoint=tmp_path)
-    whole = pdbo.solve(problem, 0.5, -0.9)
+    sol = pdbo.solve(LIMIT_PRICE, 1.0, 0.5, checkpoint=tmp_path)
+    whole = pdbo.solve(LIMIT_PRICE, 1.0, 0.5)
     assert sol.ok and sol.steps == whole.steps
     np.testing.assert_array_equal(sol.x, whole.x)
 
 
 def test_where_the_inner_minimum_jumps_f_chooses_the_side():
-    # a linear follower: buys up to a price of 3, where both answers are minima
-    problem = pdbo.Problem(
-        lambda x, y: -x * y,
-        lambda x, y: (x - 3) * y,
-        x_set=pdbo.Box(0.0, 10.0),
-        y_set=pdbo.Box(0.0, 1.0),
-    )
-    sol = pdbo.solve(problem, 1.0, 0.5)
+    sol = pdbo.solve(LIMIT_PRICE, 1.0, 0.5)
     assert sol.ok
     np.testing.assert_allclose([sol.x, sol.y], [3.0, 1.0], rtol=1e-7)
-    assert not pdbo.certify(problem, np.float64(3 + 1e-8), np.float64(0.0)).eps <= 1e-4
+    assert not pdbo.certify(LIMIT_PRICE, np.float64(3 + 1e-8), np.float64(0.0)).eps <= 1e-4
 
 
 def test_a_curvature_next_to_rounding_is_refused():
@@ -363,7 +364,7 @@ def test_a_curvature_next_to_rounding_is_refused():
         return 0.5 * (y - x * along) @ curve @ (y - x * along)
 
     f = lambda x, y: (turn[:, 1] @ y - 1) ** 2 + (x - 1) ** 2
-    sol = pdbo.solve(pdbo.Problem(f, g), 0.5, np.zeros(2), throw=False)
+    sol = pdbo.solve(pdbo.Problem(f, g), 0.5, np.zeros(2), Implicit(), throw=False)
     assert not sol.ok or abs(turn[:, 1] @ sol.y) <= 1e-3  # y is exactly x times the first column
 
 

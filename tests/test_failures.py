@@ -27,8 +27,8 @@ SOLVERS = list(pdbo.solvers.SOLVERS.values())
 
 def test_values_that_are_not_finite():
     """A sample of what benchmarks/reliability.py does for every solver and iteration."""
-    found = reliability.nonfinite(iterations=(1, 2, 17, 50), solvers=["PDBO"])
-    assert all(found[f"nonfinite: {place}"] == 12 for place in reliability.PLACES)
+    found = reliability.nonfinite(iterations=(1, 17), solvers=["PDBO"])
+    assert all(found[f"nonfinite: {place}"] == 6 for place in reliability.PLACES)
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_derivatives_of_solve_are_refused():
 
     with pytest.raises(pdbo.ProblemError, match="solve cannot be differentiated"):
         jax.grad(value)(1.0)
-    assert np.isfinite(jax.vmap(value)(jnp.ones(2))).all()
+    assert np.isfinite(jax.jit(jax.vmap(value))(jnp.ones(2))).all()

@@ -2,6 +2,7 @@
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -446,9 +447,10 @@ def test_adam_follows_its_formula():
     solver = AIDConjugateGradient(0.1, 0.2, 3, 3, outer=optax.adam(0.1))
     state = solver.init(problem, jnp.array([0.5, -1.0]), jnp.zeros(2), jax.random.key(0))
     x, m, v = np.array([0.5, -1.0]), np.zeros(2), np.zeros(2)
+    step = eqx.filter_jit(lambda state: solver.step(problem, state))
     for t in range(1, 30):
         d = np.asarray(state.hypergradient)
-        state = solver.step(problem, state)
+        state = step(state)
         if t > 1:  # the first step has no hypergradient yet
             m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d**2
             x = x - 0.1 * (m / (1 - 0.9 ** (t - 1))) / (np.sqrt(v / (1 - 0.999 ** (t - 1))) + 1e-8)

@@ -36,22 +36,21 @@ CASES = {
 def test_derivatives_by_x_and_by_y0(name):
     found, (x, y0) = CASES[name]
     z = jnp.array([x, y0])
-    call = jax.jit(lambda z: pdbo.inner_solution(found, z[0], z[1]))
     weights = jnp.array([1.0, -2.0])
+    answer = lambda z: weights @ pdbo.inner_solution(found, z[0], z[1])
+    both = jax.jit(lambda z, along: jax.jvp(answer, (z,), (along,)))
+    direction = jnp.array([[1.0, 0.5], [-0.3, 2.0]])
+    value = lambda z: float(both(z, direction)[0])
     differences = np.array(
         [
-            [
-                float(weights @ (call(z.at[i, j].add(STEP)) - call(z.at[i, j].add(-STEP))))
-                for j in range(2)
-            ]
+            [value(z.at[i, j].add(STEP)) - value(z.at[i, j].add(-STEP)) for j in range(2)]
             for i in range(2)
         ]
     ) / (2 * STEP)
-    backward = jax.grad(lambda z: weights @ call(z))(z)
+    backward = jax.jit(jax.grad(answer))(z)
     np.testing.assert_allclose(backward, differences, atol=1e-8)
-    direction = jnp.array([[1.0, 0.5], [-0.3, 2.0]])
-    forward = jax.jvp(call, (z,), (direction,))[1]
-    np.testing.assert_allclose(weights @ forward, np.sum(direction * differences), atol=1e-8)
+    forward = both(z, direction)[1]
+    np.testing.assert_allclose(forward, np.sum(direction * differences), atol=1e-8)
 
 
 def test_the_answer_is_the_nearest_of_many_minima():

@@ -1,5 +1,6 @@
 """The stochastic methods beside their update rules in NumPy, on quadratics written out."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,8 +48,9 @@ def check(solver, expected, problem=None):
     """The points after every step, from both."""
     problem = whole() if problem is None else problem
     state = solver.init(problem, jnp.asarray(X0), jnp.asarray(Y0), jax.random.key(0))
+    step = eqx.filter_jit(lambda state: solver.step(problem, state))
     for x, y in expected:
-        state = solver.step(problem, state)
+        state = step(state)
         point = solver.output(state)
         np.testing.assert_allclose(point.x, x, rtol=1e-11, atol=1e-12)
         np.testing.assert_allclose(point.y, y, rtol=1e-11, atol=1e-12)

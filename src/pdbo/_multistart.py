@@ -28,6 +28,7 @@ from ._solve import solve
 from ._solver import Solver
 from ._verdict import SOUND, final
 from .exact.points import kronecker
+from .sets import Set
 
 if TYPE_CHECKING:
     from .coupled.model import Model
@@ -244,21 +245,28 @@ def _spread(
     problem: Problem, x0: PyTree, y0: PyTree, starts: int, radius: ArrayLike | None, key: Array
 ) -> tuple[PyTree, PyTree]:
     """The start given and `starts - 1` points of a shifted Kronecker sequence over the sets."""
-    flat, split = ravel_pytree((x0, y0))
+    flat = ravel_pytree((x0, y0))[0]
     # beyond a few dozen dimensions no sequence is more even than random points
     even = flat.size <= EVEN
     u = jax.random.uniform(key, (flat.size,) if even else (starts, flat.size))
     u = jnp.asarray(kronecker(starts, np.asarray(u)) if even else u, flat.dtype)
+    return _points((problem.x_set, problem.y_set), (x0, y0), radius, u)
 
-    def at(u: Array) -> tuple[PyTree, PyTree]:
-        pairs = zip((problem.x_set, problem.y_set), split(u), (x0, y0), strict=True)
+
+@eqx.filter_jit
+def _points(
+    sets: tuple[Set, Set], start: tuple[PyTree, PyTree], radius: ArrayLike | None, u: Array
+) -> tuple[PyTree, PyTree]:
+    """The points of the sets that belong to points of the unit cube, the first one the start."""
+    split = ravel_pytree(start)[1]
+
+    def at(u: Array) -> tuple[PyTree, ...]:
         return tuple(
             set_.from_unit_cube(u, z, _reach(z) if radius is None else radius)
-            for set_, u, z in pairs
+            for set_, u, z in zip(sets, split(u), start, strict=True)
         )
 
-    drawn = jax.vmap(at)(u)
-    return jax.tree.map(lambda many, one: many.at[0].set(one), drawn, (x0, y0))
+    return jax.tree.map(lambda many, one: many.at[0].set(one), jax.vmap(at)(u), start)
 
 
 def _reach(z: PyTree) -> Array:
