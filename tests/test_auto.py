@@ -241,7 +241,7 @@ def test_scalings_of_a_sparse_classifier_are_never_nan(x32):
     finally:
         sys.path.pop(0)
     made = scalings(20)
-    for scale, regulariser in [made[i] for i in (1, 9, 16)]:  # two corners and the middle
+    for scale, regulariser in [made[i] for i in (1, 16)]:  # two corners
         p, *start = problem(20, 100_000, 2, scale, regulariser)
         x, w = jax.tree.map(jnp.asarray, start)
         state = cases.iterate(p, SOLVER, x, w, 20)

@@ -116,6 +116,29 @@ def _bounded(Q: Matrix, spectrum: Spectrum, slopes: Vector, size: Vector, bound:
     return step(high)
 
 
+def shortest(move: Move, reduced: Reduced, units: Vector) -> Move:
+    """The move without what it goes along directions in which f neither curves nor falls.
+
+    Which part that is depends on the units of x: those of the start, so that a run does not drift
+    along a valley of minima whose curvatures change on the way.
+    """
+    Q, spectrum = reduced.open, reduced.spectrum
+    if not np.any(spectrum.flat) or move.both or move.endless or not np.any(move.shift):
+        return move
+    own = _units(reduced)
+    own[: units.size] = units
+    level = Q @ (spectrum.unit[:, None] * spectrum.vectors[:, spectrum.flat]) / own[:, None]
+    along = np.linalg.lstsq(level, move.step / own, rcond=None)[0]
+    step = move.step - own * (level @ along)
+    return move._replace(step=step, shift=step, slope=float(reduced.gradient @ step))
+
+
+def _units(reduced: Reduced) -> Vector:
+    """Units of x and the flat directions in which the second derivatives are one, if not zero."""
+    curved = np.abs(np.diag(reduced.B))
+    return 1 / np.sqrt(np.where(curved > 0, curved, np.max(curved, initial=0.0) or 1.0))
+
+
 def steepest(reduced: Reduced, x: Vector) -> Move:
     """A step down the gradient, for where a bound is in the way of Newton's."""
     size = float(np.max(np.abs(np.diag(reduced.B)), initial=0.0))
@@ -130,6 +153,7 @@ class SmallState(NamedTuple):
 
     x: Float[np.ndarray, " nx"]
     y: Float[np.ndarray, " ny"]
+    units: Float[np.ndarray, " nx"]  # those of x that the curvatures at the start suggest
     f: np.float64
     g: np.float64
     slope: np.float64  # the size of the reduced gradient on its face
@@ -147,7 +171,7 @@ class SmallState(NamedTuple):
         """A state of the right shapes."""
         zero, none = np.float64(0.0), np.int64(0)
         numbers = (zero, zero, zero, zero, zero, zero, none, none, none, none, none)
-        return cls(np.zeros(nx), np.zeros(ny), *numbers)
+        return cls(np.zeros(nx), np.zeros(ny), np.zeros(nx), *numbers)
 
 
 class Small:
@@ -169,9 +193,9 @@ class Small:
         status = RUNNING if found.found else NONCONVEX if found.passes > PASSES else FAILED
         inf, one = np.float64(np.inf), np.float64(1.0)
         state = SmallState(
-            x, found.y, np.float64(found.values.f), np.float64(found.values.g), inf, inf, one,
-            np.float64(found.values.f), np.int64(0), np.int64(0), np.int64(status), np.int64(0),
-            np.int64(0),
+            x, found.y, np.zeros_like(x), np.float64(found.values.f), np.float64(found.values.g),
+            inf, inf, one, np.float64(found.values.f), np.int64(0), np.int64(0), np.int64(status),
+            np.int64(0), np.int64(0),
         )  # fmt: skip
         return self._count(state, before)
 
@@ -186,7 +210,9 @@ class Small:
         inner = Curvature(oracle, x, y, values)
         reduced = reduce(oracle, x, y, values, inner)
         move = newton(reduced, x, float(state.reach), state.step == 0)
-        state = state._replace(slope=np.float64(reduced.slope))
+        units = _units(reduced)[: x.size] if state.step == 0 else state.units
+        move = shortest(move, reduced, units)
+        state = state._replace(slope=np.float64(reduced.slope), units=units)
         short = relative(move.shift[: oracle.nx], x)
         if not np.any(move.shift) or (state.shift <= SHORT and short > 0.5 * state.shift):
             state = self._polished(state, inner, reduced)

@@ -6,7 +6,7 @@ from .certificate import look
 from .dense import EPS
 from .newton import minimise
 from .oracle import Oracle, Vector
-from .small import Small, SmallState
+from .small import HARDLY, Small, SmallState
 from .status import CONVERGED, RUNNING
 
 STARTS = 8  # places to look from
@@ -41,7 +41,8 @@ def _lower(small: Small, x: Vector, best: SmallState, tol: float) -> SmallState:
         if other.status != RUNNING:
             break
         other = small.step(other)
-    if other.status == CONVERGED and other.f < best.f - 1e-8 * (abs(best.f) + abs(other.f)):
+    hardly = max(1e-8 * (abs(best.f) + abs(other.f)), HARDLY * abs(other.first - other.f))
+    if other.status == CONVERGED and other.f < best.f - hardly:
         facts = look(small.oracle, other.x, other.y, tol)
         if facts is not None and facts.eps <= tol:
             return other
