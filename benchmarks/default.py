@@ -1,9 +1,9 @@
 """The default solver against truths of its own: exact, certified, quick, and never wrongly sure.
 
 Run as `python -m benchmarks.default`, or with the names of some families: quadratics, nullspaces,
-scaling, games, first, adversarial, call. Every problem is drawn from a seed and has a truth that pdbo
-does not compute: a closed form, or a search by SciPy or NumPy. The record of each family is written
-to benchmarks/records/default.json.
+scaling, games, first, adversarial, call. Every problem is drawn from a seed and has a truth that
+pdbo does not compute: a closed form, or a search by SciPy or NumPy. The record of each family is
+written to benchmarks/records/default.json.
 """
 
 import contextlib
