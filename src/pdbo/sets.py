@@ -551,6 +551,11 @@ class Product(Set):
                 raise ProblemError(f"Product tree{where} is {leaf!r}; expected a set.")
         self.tree = tree
 
+    @property
+    def parts(self) -> list[Set]:
+        """The sets."""
+        return jax.tree.leaves(self.tree, is_leaf=_is_set)
+
     def _map(self, function: Callable, *trees: PyTree) -> PyTree:
         return jax.tree.map(function, self.tree, *trees, is_leaf=_is_set)
 

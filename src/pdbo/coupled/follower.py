@@ -72,7 +72,7 @@ class Factors:
     def _factor(self, shift: float) -> bool:
         """Factor K with a shift of H; whether it has the signs of a minimum."""
         n, thick = self.J.shape[1], 1 / self.thin[self.one]
-        bounds = np.asarray((self.J1.power(2).T @ thick)).ravel()
+        bounds = np.asarray(self.J1.power(2).T @ thick).ravel()
         rows = sparse.vstack([self.J2, self.E]).tocsr()
         low = np.concatenate([self.thin[~self.one], np.zeros(self.E.shape[0])]) + TINY
         diagonal = self.H.diagonal() + bounds + shift + TINY
@@ -122,12 +122,12 @@ class Factors:
         return v, w, low[self._split :]
 
 
-def _symmetric(K: sparse.csc_array):  # noqa: ANN202
+def _symmetric(K: sparse.csc_array):
     options = {"SymmetricMode": True}
     return splu(K, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
 
 
-def _definite(S: sparse.csc_array):  # noqa: ANN202
+def _definite(S: sparse.csc_array):
     """Solutions with a positive definite matrix."""
     if S.shape[0] <= SMALL or S.nnz > DENSE * S.shape[0] ** 2:
         factor = scipy.linalg.cho_factor(S.toarray(), lower=True, check_finite=False)

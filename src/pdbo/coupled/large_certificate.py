@@ -30,7 +30,7 @@ def look(leader: Leader, here: Point) -> Facts:
     J, E, H = here.K.J, here.K.E, here.K.H
     inside = oracle.inner(here.x, at.y, at.m, at.u)
     g_y = inside.slope - J.T @ at.m - E.T @ at.u
-    f, f_x, f_y, below, zero = oracle.outer(here.x, at.y)
+    _, f_x, f_y, below, zero = oracle.outer(here.x, at.y)
     off = (np.maximum(inside.c, 0), np.abs(inside.e), np.maximum(below, 0), np.abs(zero))
     feasibility = max(float(np.max(part, initial=0.0)) for part in off)
     g_size = max(float(np.linalg.norm(g_y) * np.linalg.norm(at.y)), 1e-300)

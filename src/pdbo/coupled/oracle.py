@@ -5,7 +5,7 @@ matrices of the inner problem are sparse, and computed once if they are the same
 """
 
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,12 +17,14 @@ from jaxtyping import Array, Float, PyTree
 
 from .._problem import Problem, constraint_rows
 from ..exact.oracle import Program
-from ..sets import Box, Free, NonNegative
+from ..sets import Box, Free, NonNegative, Product, Set
 from .pattern import Pattern, entries
+
+if TYPE_CHECKING:
+    from .follower import Answer
 
 Vector = Float[np.ndarray, " n"]
 
-BOUNDS = (Box, Free, NonNegative)
 SAMPLES = 8  # random directions that measure the outer rows
 SAME = 1e-9  # products this close, relative, are of the same matrix
 APART = (0.0, 0.3, 1.0)  # how far from the start matrices are looked at, in units
@@ -101,9 +103,16 @@ class Level:
         return self.problem.outer(*self.point(x, y)) / self.units.f + more
 
 
+def is_box(set_: Set) -> bool:
+    """Whether a set says bounds alone."""
+    if isinstance(set_, Product):
+        return all(is_box(part) for part in set_.parts)
+    return isinstance(set_, Box | Free | NonNegative)
+
+
 def of_set(problem: Problem, x: PyTree) -> tuple[Array, Array]:
     """The rows of x_set, none if they are bounds."""
-    if isinstance(problem.x_set, BOUNDS):
+    if is_box(problem.x_set):
         return jnp.zeros(0), jnp.zeros(0)
     return problem.x_set.constraints(x)
 
@@ -112,45 +121,45 @@ _compiled = functools.partial(jax.jit, static_argnums=0)
 
 
 @_compiled
-def _inside(program, arrays, units, x, y, m, u):  # noqa: ANN001, ANN202
+def _inside(program, arrays, units, x, y, m, u):
     level = Level(program, arrays, units)
     g = level.problem.inner(*level.point(x, y)) / units.g
     return g, *level.rows(x, y), level.by_y(x, y, m, u)
 
 
 @_compiled
-def _push(program, arrays, units, x, y, W):  # noqa: ANN001, ANN202
+def _push(program, arrays, units, x, y, W):
     level = Level(program, arrays, units)
     return jax.vmap(lambda w: jax.jvp(functools.partial(level.rows, x), (y,), (w,))[1])(W)
 
 
 @_compiled
-def _pull(program, arrays, units, x, y, P, Q):  # noqa: ANN001, ANN202
+def _pull(program, arrays, units, x, y, P, Q):
     level = Level(program, arrays, units)
     back = jax.vjp(functools.partial(level.rows, x), y)[1]
     return jax.vmap(lambda p, q: back((p, q))[0])(P, Q)
 
 
 @_compiled
-def _bend(program, arrays, units, x, y, m, u, W):  # noqa: ANN001, ANN202
+def _bend(program, arrays, units, x, y, m, u, W):
     level = Level(program, arrays, units)
     return jax.vmap(lambda w: jax.jvp(lambda y: level.by_y(x, y, m, u), (y,), (w,))[1])(W)
 
 
 @_compiled
-def _outer(program, arrays, units, outside, x, y):  # noqa: ANN001, ANN202
+def _outer(program, arrays, units, outside, x, y):
     level = Level(program, arrays, units)
     f, slopes = jax.value_and_grad(level.outer, (0, 1))(x, y, outside)
     return f, *slopes, *level.outer_rows(x, y)
 
 
 @_compiled
-def _outer_push(program, arrays, units, x, y, X, Y):  # noqa: ANN001, ANN202
+def _outer_push(program, arrays, units, x, y, X, Y):
     level = Level(program, arrays, units)
     return jax.vmap(lambda v, w: jax.jvp(level.outer_rows, (x, y), (v, w))[1])(X, Y)
 
 
-def _coupled(level: Level, x, y, m, u, v, w, t):  # noqa: ANN001, ANN202
+def _coupled(level: Level, x, y, m, u, v, w, t):
     """The inner conditions times an adjoint."""
     below, zero = level.rows(x, y)
     along = jax.jvp(lambda y: level.lagrangian(x, y, m, u), (y,), (v,))[1]
@@ -158,22 +167,22 @@ def _coupled(level: Level, x, y, m, u, v, w, t):  # noqa: ANN001, ANN202
 
 
 @_compiled
-def _adjoint(program, arrays, units, x, y, m, u, v, w, t):  # noqa: ANN001, ANN202
+def _adjoint(program, arrays, units, x, y, m, u, v, w, t):
     level = Level(program, arrays, units)
     return jax.grad(lambda x: _coupled(level, x, y, m, u, v, w, t))(x)
 
 
 @_compiled
-def _ahead(program, arrays, units, x, y, m, u, d):  # noqa: ANN001, ANN202
+def _ahead(program, arrays, units, x, y, m, u, d):
     level = Level(program, arrays, units)
     return jax.jvp(lambda x: (level.by_y(x, y, m, u), *level.rows(x, y)), (x,), (d,))[1]
 
 
 @_compiled
-def _turned(program, arrays, units, outside, at, adjoint, along):  # noqa: ANN001, ANN202
+def _turned(program, arrays, units, outside, at, adjoint, along):
     level, (v, q, t) = Level(program, arrays, units), adjoint
 
-    def merit(x, y, m, u):  # noqa: ANN001, ANN202
+    def merit(x, y, m, u):
         return level.outer(x, y, outside) - _coupled(level, x, y, m, u, v, -q * m, t)
 
     return jax.jvp(jax.grad(merit, (0, 1, 2, 3)), at, along)[1]
@@ -199,7 +208,7 @@ class Oracle:
         self.start = np.split(np.concatenate(flat), [self.nx])
         below, zero = (np.asarray(v) for v in problem.rows("inner", x, y))
         kept = np.flatnonzero(np.isfinite(below))
-        self.below, self.zero = len(kept), len(zero)
+        self.below, self.zero, self._rows = len(kept), len(zero), len(below)
         sizes = [_typical(part) for part in self.start]
         one, out = np.ones(()), [
             sum(len(pair[k]) for pair in (
@@ -213,6 +222,23 @@ class Oracle:
         self.start = [part / size for part, size in zip(self.start, sizes, strict=True)]
         self.outside = Outside(np.zeros(out[0]), np.zeros(out[1]), np.asarray(10.0))
         self.sparse = self._look()
+
+    @property
+    def bound_outside(self) -> bool:
+        """Whether there are outer rows."""
+        return len(self.outside.below) + len(self.outside.zero) > 0
+
+    def point(self, x: Vector, y: Vector) -> tuple[PyTree, PyTree]:
+        """A point in the problem's own shapes and units."""
+        return self.program.split(np.concatenate([self.units.x * x, self.units.y * y]))
+
+    def solution(self, x: Vector, at: "Answer") -> tuple[PyTree, PyTree, Vector, Vector]:
+        """The point and the multipliers of the inner rows in the problem's own units."""
+        point = self.point(x, at.y)
+        point = self.program.problem(self.arrays).x_set.project(point[0]), point[1]
+        below = np.zeros(self._rows)
+        below[self.units.kept] = at.m * self.units.g / self.units.below
+        return *point, below, at.u * self.units.g / self.units.zero
 
     @property
     def _given(self) -> tuple:
@@ -261,7 +287,7 @@ class Oracle:
         """Those of x: infinite if x_set is none of boxes."""
         set_, shapes = self.program.side("x", self.arrays)
         ends = [np.full(self.nx, end) for end in (-np.inf, np.inf)]
-        if isinstance(set_, BOUNDS):
+        if is_box(set_):
             trees = [set_.project(shapes.tree(jnp.asarray(end))) for end in ends]
             ends = [np.asarray(ravel_pytree(tree)[0]) / self.units.x for tree in trees]
         return ends[0], ends[1]
@@ -313,7 +339,10 @@ class Oracle:
         """The second derivatives of the inner Lagrangian in y."""
         if self._H is not None:
             return self._H
-        bent = lambda W: self._bent(x, y, m, u, W)
+
+        def bent(W: np.ndarray) -> np.ndarray:
+            return self._bent(x, y, m, u, W)
+
         H = self._pattern_H.at(bent, bent)
         return sparse.csr_array((H + H.T) / 2)
 
@@ -348,4 +377,3 @@ def _typical(part: Vector) -> float:
 def _same(a: Vector, b: Vector) -> bool:
     size = np.max(np.abs(b), initial=0.0)
     return bool(np.max(np.abs(a - b), initial=0.0) <= SAME * max(size, 1e-300))
-

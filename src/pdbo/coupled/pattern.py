@@ -89,9 +89,7 @@ def _by_rows(
 
 def _replaced(known: sparse.csr_array, places: np.ndarray, rows: np.ndarray) -> sparse.csr_array:
     """A matrix with some of its rows replaced by dense ones."""
-    rows = np.where(
-        np.abs(rows) > NOTHING * np.max(np.abs(rows), axis=1, keepdims=True), rows, 0.0
-    )
+    rows = np.where(np.abs(rows) > NOTHING * np.max(np.abs(rows), axis=1, keepdims=True), rows, 0.0)
     new = sparse.coo_array(rows)
     keep = np.ones(known.shape[0])
     keep[places] = 0.0

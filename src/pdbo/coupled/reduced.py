@@ -1,6 +1,8 @@
-r"""The leader of a large problem: Newton's method for $F(x) = f(x, y_\mu(x))$, y the follower's answer.
+r"""The leader of a large problem: Newton's method for $F(x) = f(x, y_\mu(x))$.
 
-    for mu = 0.1, 0.02, ... down to 1e-9
+y is the follower's answer:
+
+    for mu = 0.1, 0.01, ... down to 1e-9
       repeat
         y, m = the follower's answer at x; K its matrix, factored
         K (v, w, t) = (f_y, 0, 0);  F' = f_x - d/dx [v grad_y L + w c + t e]
@@ -14,7 +16,8 @@ kink, which the barrier rounds off.
 
 References: Nocedal and Wright, Numerical Optimization (2006), ch. 7; Lin and More, Newton's method
 for large bound-constrained optimization problems (1999); for the barrier inside, Jiang, Xiao,
-Medina and Ruozzi, Barrier function for bilevel optimization with coupled lower-level constraints (2024).
+Medina and Ruozzi, Barrier function for bilevel optimization with coupled lower-level constraints
+(2024).
 """
 
 import dataclasses
@@ -24,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .follower import Answer, Factors, answer, begun
+from .follower import Answer, Factors, answer
 from .oracle import Oracle, Outside
 
 Vector = Float[np.ndarray, " n"]
@@ -153,33 +156,35 @@ def stage(
 
 
 def descend(
-    leader: Leader, x: Vector, y: Vector, tol: float, most: int, told: Callable[[Point], bool],
+    leader: Leader, here: Point, tol: float, told: Callable[[Point], bool],
     good: Callable[[Point], bool],
-) -> tuple[Point | None, bool]:  # fmt: skip
-    """The leader's point; whether it was stopped.
+) -> Point:  # fmt: skip
+    """The leader's point, from one for the first barrier.
 
-    It ends if `good` says so of the point for a barrier, or after the last barrier.
+    It ends if `told`, which sees every step, or `good`, which sees the last one for a barrier, says
+    so, or after the last barrier.
     """
     oracle, mu = leader.oracle, FIRST
-    here = leader.point(x, begun(oracle, x, y), mu)
     past: list[tuple[float, Vector]] = []
     before, late = np.inf, 0
-    while here is not None:
+    while True:
         last = mu <= LAST * 1.001
         goal = 0.1 * tol if last else max(tol, 0.1 * min(0.1, np.sqrt(mu)))
         here, stopped = stage(leader, here, mu, goal, LATE if last else EACH, told)
-        if stopped or (mu <= EARLY and good(here)) or late > MORE:
-            return here, stopped
         late += last
+        if stopped or (mu <= EARLY and good(here)) or late > (MORE if oracle.bound_outside else 0):
+            return here
         before = _penalised(oracle, here, before)
         past = [*past[-1:], (np.sqrt(mu), here.x)]
         mu = max(SHRINK * mu, LAST)
-        here = _followed(leader, here, past, mu)
-    return None, False
+        there = _followed(leader, here, past, mu)
+        if there is None:
+            return here
+        here = there
 
 
 def _followed(leader: Leader, here: Point, past: list, mu: float) -> Point | None:
-    """The point for the next barrier, from where the last two lead: x is about linear in sqrt(mu)."""
+    """The point for the next barrier, where the last two lead: x is about linear in sqrt(mu)."""
     there = leader.point(here.x, here.at, mu)
     if len(past) < 2 or there is None or past[1][0] == np.sqrt(mu):
         return there
