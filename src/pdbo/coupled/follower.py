@@ -36,6 +36,7 @@ CLOSE = 1e-2  # the residuals of an answer, in barriers
 FLOOR = 1e-10  # the smallest residual that is asked for
 LOST = 10.0  # times what was asked for: such an answer is none
 TINY = 1e-10  # added to the diagonal of K, with the sign of the block
+ROUNDING = 1e-13  # added to the diagonal of a definite matrix, relative
 SHIFTS = (0.0, 1e-6, 1e-4, 1e-2, 1.0, 1e2)  # added to H until K has the right signs
 DENSE = 0.1  # a matrix with more entries than this part is factored as a dense one
 SMALL = 1500  # or if it has up to so many rows
@@ -128,9 +129,13 @@ def _symmetric(K: sparse.csc_array):
 
 
 def _definite(S: sparse.csc_array):
-    """Solutions with a positive definite matrix."""
+    """Solutions with a positive definite matrix, or nearly so: rows may depend on each other."""
+    S = S + sparse.diags_array(ROUNDING * S.diagonal())
     if S.shape[0] <= SMALL or S.nnz > DENSE * S.shape[0] ** 2:
-        factor = scipy.linalg.cho_factor(S.toarray(), lower=True, check_finite=False)
+        try:
+            factor = scipy.linalg.cho_factor(S.toarray(), lower=True, check_finite=False)
+        except scipy.linalg.LinAlgError:
+            return _symmetric(sparse.csc_array(S)).solve
         return lambda b: scipy.linalg.cho_solve(factor, b, check_finite=False)
     return _symmetric(sparse.csc_array(S)).solve
 

@@ -19,7 +19,8 @@ from .follower import Answer
 from .oracle import Oracle
 from .reduced import Leader, Point
 
-BOTH = 1e-2  # a slack and a multiplier below this are both zero
+BOTH = 1e-4  # a slack and a multiplier below this are both zero ...
+ROUND = 10.0  # ... or below so many square roots of the barrier
 INDEFINITE = 1e-9  # relative: second derivatives down to minus this are not negative
 SAMPLES = 3  # other points at which they are looked at if g is not quadratic
 
@@ -41,7 +42,9 @@ def look(leader: Leader, here: Point) -> Facts:
         float(np.linalg.norm(g_y) + np.linalg.norm(inside.slope - g_y)), 1e-300
     )
     nu = J @ v
-    both = np.maximum(at.s, at.m) <= BOTH * np.sqrt(oracle.share)
+    barrier = float(np.max(at.m * at.s / oracle.share, initial=0.0))
+    zero_up_to = max(BOTH, ROUND * np.sqrt(barrier))
+    both = np.maximum(at.s, at.m) <= zero_up_to * np.sqrt(oracle.share)
     wrong = np.where(both, np.maximum(w, 0.0), 0.0)
     y_left = f_y - H @ v - J.T @ w - E.T @ t
     weak = max(leader.residual(here), float(np.linalg.norm(y_left)) / _size(f_y))

@@ -32,7 +32,7 @@ from .oracle import Oracle, Outside
 
 Vector = Float[np.ndarray, " n"]
 
-FIRST, LAST, SHRINK = 0.1, 1e-9, 0.1  # barriers
+FIRST, LAST, SHRINK = 10.0, 1e-9, 0.1  # barriers
 EACH = 30  # the most steps for a barrier
 LATE = 60  # ... and for the last
 PRODUCTS = 60  # the most of a step
