@@ -39,7 +39,7 @@ TINY = 1e-10  # added to the diagonal of K, with the sign of the block
 ROUNDING = 1e-13  # added to the diagonal of a definite matrix, relative
 SHIFTS = (0.0, 1e-6, 1e-4, 1e-2, 1.0, 1e2)  # added to H until K has the right signs
 DENSE = 0.1  # a matrix with more entries than this part is factored as a dense one
-SMALL = 1500  # or if it has up to so many rows
+SMALL = 100  # or if it has up to so many rows
 
 
 class Answer(NamedTuple):

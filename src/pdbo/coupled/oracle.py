@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._problem import Problem, constraint_rows
 from ..exact.oracle import Program
-from ..sets import Box, Free, NonNegative, Product, Set
+from ..sets import Box, Free, NonNegative, Set
 from .pattern import Pattern, entries
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class Level:
 
 def is_box(set_: Set) -> bool:
     """Whether a set says bounds alone."""
-    if isinstance(set_, Product):
-        return all(is_box(part) for part in set_.parts)
-    return isinstance(set_, Box | Free | NonNegative)
+    return all(isinstance(part, Box | Free | NonNegative) for part in set_.factors)
 
 
 def of_set(problem: Problem, x: PyTree) -> tuple[Array, Array]:
