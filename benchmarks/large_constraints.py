@@ -8,14 +8,15 @@ Two problems:
 
 - allocation: a leader buys capacities x of n / 100 resources; n users, each of whom needs three of
   them, share the capacities so that all get as near as possible to what they want. The leader earns
-  from what they use. f is linear, the follower's problem a quadratic program.
+  from what most of them use, and loses from the others. f is linear, the follower's problem a
+  quadratic program.
 - toll: a leader sets tolls on 50 roads of a grid; travellers from 20 places to a corner spread over
   its roads at the least cost, with congestion. n is about the number of roads.
 
-The rivals get the follower's optimality conditions as constraints. HiGHS gets them as a mixed-integer
-program, with a binary variable for each pair of a row and its multiplier; that needs a linear f. SLSQP and
-trust-constr get complementarity as m s <= 1e-6. Every run is a process of its own: seconds of the
-clock and of the processor without imports, and its peak memory.
+The rivals get the follower's optimality conditions as constraints. HiGHS gets them as a
+mixed-integer program, with a binary variable for each pair of a row and its multiplier; that needs
+a linear f. SLSQP and trust-constr get complementarity as m s <= 1e-6. Every run is a process of its
+own: seconds of the clock and of the processor without imports, and its peak memory.
 """
 
 import json
@@ -31,10 +32,10 @@ import scipy.sparse as sparse
 
 from .record import write
 
-SIZES = (30, 100, 300, 1000, 3000, 10_000, 100_000)
-RIVALS = {"HiGHS": 1000, "SLSQP": 300, "trust-constr": 300}  # up to these sizes
-LIMIT = 60.0  # seconds of a rival
-BIG = 20.0  # no slack and no multiplier of the allocation is larger
+SIZES = (30, 100, 1000, 3000, 10_000, 100_000)
+RIVALS = {"HiGHS": 3000, "SLSQP": 100, "trust-constr": 1000}  # up to these sizes
+LIMIT = 30.0  # seconds of a rival
+BIG = 20.0  # no slack and, in its unit, no multiplier of the allocation is larger
 
 
 def allocation(n: int) -> dict[str, Any]:
@@ -44,8 +45,8 @@ def allocation(n: int) -> dict[str, Any]:
     A = sparse.csr_array((rng.uniform(0.5, 1.5, 3 * n), place), shape=(count, n))
     share = float(A.sum(axis=1).mean())
     return {
-        "A": A / share, "want": rng.uniform(0.5, 2, n), "value": rng.uniform(0.5, 1.5, n) / n,
-        "price": rng.uniform(0.5, 1.5, count) * 0.25 * share / n,
+        "A": A / share, "want": rng.uniform(0.5, 2, n), "value": rng.uniform(-0.5, 1.5, n) / n,
+        "price": rng.uniform(0.5, 1.5, count) * 0.25 * share / n, "share": share,
     }  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def by_pdbo(kind: str, n: int) -> dict[str, Any]:
     from pdbo.linear import SparseMatrix
 
     d = (allocation if kind == "allocation" else toll)(n)
-    data: dict[str, Any] = {k: v for k, v in d.items() if k not in ("A", "tolled")}
+    data: dict[str, Any] = {k: v for k, v in d.items() if k not in ("A", "tolled", "share")}
     data["A"] = SparseMatrix.from_scipy(d["A"])
     if kind == "allocation":
         problem = pdbo.Problem(
@@ -106,13 +107,21 @@ def by_milp(kind: str, n: int) -> dict[str, Any]:
     """The allocation as a mixed-integer program: z = (x, y, m, b) and binary variables."""
     d = allocation(n)
     A, r = d["A"], len(d["price"])
-    eye, none = sparse.eye_array, sparse.csr_array
-    # y - want + A'm - b = 0; A y - x <= 0; x - A y <= BIG (1 - p), m <= BIG p; y <= BIG (1 - q), b <= BIG q
+    eye, none, most = sparse.eye_array, sparse.csr_array, BIG * d["share"]
+    # y - want + A'm - b = 0; A y - x <= 0; x - A y <= BIG (1 - p), m <= BIG share p;
+    # y <= BIG (1 - q), b <= BIG q
     blocks = [
         [none((n, r)), eye(n), A.T, -eye(n), none((n, r)), none((n, n))],
         [-eye(r), A, none((r, r)), none((r, n)), none((r, r)), none((r, n))],
         [eye(r), -A, none((r, r)), none((r, n)), BIG * eye(r), none((r, n))],
-        [none((r, r)), none((r, n)), eye(r), none((r, n)), -BIG * eye(r), none((r, n))],
+        [
+            none((r, r)),
+            none((r, n)),
+            eye(r),
+            none((r, n)),
+            -most * eye(r),
+            none((r, n)),
+        ],
         [none((n, r)), eye(n), none((n, r)), none((n, n)), none((n, r)), BIG * eye(n)],
         [none((n, r)), none((n, n)), none((n, r)), eye(n), none((n, r)), -BIG * eye(n)],
     ]
@@ -164,7 +173,7 @@ def by_nlp(kind: str, n: int, method: str) -> dict[str, Any]:
     start = np.concatenate([np.maximum(A @ y, 0.5), y, np.full(r, 0.1), np.full(n, 0.1)])
     bounds = scipy.optimize.Bounds(
         np.r_[np.full(r, 0.05), np.zeros(n + r + n)],
-        np.r_[np.full(r, 2.0), np.full(2 * n + r, BIG)],
+        np.r_[np.full(r, 2.0), np.full(2 * n + r, BIG * d["share"])],
     )
     began = time.perf_counter()
 

@@ -135,7 +135,7 @@ def _by_newton(problem: Problem, oracle: Oracle, options: Options) -> Solution:
         if first is None:
             return _without_answer(problem, oracle, told)
         each(first)
-        here = descend(leader, first, tol, each, lambda here: look(leader, here).eps <= 0.5 * tol)
+        here = descend(leader, first, tol, each, lambda here: look(leader, here).eps <= 0.6 * tol)
     facts, code, note = look(leader, here), RESULTS.settled, ""
     if facts.eps <= tol and convex(oracle, here.x, here.at):
         code = RESULTS.success

@@ -145,7 +145,7 @@ def stage(
             radius = 0.25 * min(radius, max(length, 1e-300))
         elif ratio > 0.75 and length > 0.8 * radius:
             radius *= 2
-        tiny = fall <= 1e-13 * max(1.0, abs(here.f))
+        tiny = 0 <= fall <= 1e-13 * max(1.0, abs(here.f))
         if there is not None and (ratio > 1e-4 or (tiny and there.size)):
             here = there
             if told(here):
@@ -169,7 +169,7 @@ def descend(
     before, late = np.inf, 0
     while True:
         last = mu <= LAST * 1.001
-        goal = 0.1 * tol if last else max(tol, 0.1 * min(0.1, np.sqrt(mu)))
+        goal = max(0.3 * tol, 0.0 if last else 0.1 * min(0.1, np.sqrt(mu)))
         here, stopped = stage(leader, here, mu, goal, LATE if last else EACH, told)
         late += last
         if stopped or (mu <= EARLY and good(here)) or late > (MORE if oracle.bound_outside else 0):
