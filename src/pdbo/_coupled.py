@@ -4,13 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ._certificate import Certificate, ConstrainedCertificate
+from ._certificate import Certificate
 from ._checks import check_functions, point_arrays, report_point, traced
 from ._driver import chosen
 from ._errors import RESULTS, ProblemError
@@ -18,20 +17,17 @@ from ._history import COLUMNS, History, columns
 from ._kept_search import Kept
 from ._options import Options
 from ._precision import Start, session
-from ._problem import Equal, Problem, refuse_constraints, values
+from ._problem import Problem, refuse_constraints
 from ._progress import Progress
 from ._solution import Outcome, Solution
 from ._solver import Point, Solver
 from .coupled.certificate import Facts, look
-from .coupled.large import Step, answer_again, descend, inner_gap
-from .coupled.model import Model, Points
+from .coupled.model import Model, Points, entries_of, shaped
 from .coupled.rounds import ROUNDS, Answer, Found, Round, Search
 
 MOST = 200  # the most entries of x, y and rows together
 STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
-NOT_SURE = "constraints of this size are solved by gradients from one start, and not certified."
-STEPS = 200  # those of x on a large problem, unless said otherwise
 SAME = 1e-7  # inner values this close are one
 
 
@@ -56,79 +52,20 @@ def _on_cpu() -> Iterator[None]:
 def solve_coupled(given: Start, solver: Solver, options: Options) -> Solution:
     """The solution from one start."""
     _check_options(given, solver, options)
-    with session(given, solver) as start:
+    with session(given, solver) as start, _on_cpu():
         if _is_large(start.problem, start.x, start.y):
-            return solve_large(start, options)
-        with _on_cpu():
-            model = model_of(start.problem, start.x, start.y, start.coarse is None)
-            return _searched(model, model.spread(STARTS, 1), options).best
+            from ._coupled_large import solve_large  # few problems are
+
+            return solve_large(start.problem, start.x, start.y, options)
+        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        return _searched(model, model.spread(STARTS, 1), options).best
 
 
 def _is_large(problem: Problem, x0: PyTree, y0: PyTree) -> bool:
-    """Whether a problem is too large for the dense method, but not for gradients."""
-    if problem.outer_constraint is not None:
-        return False
-    check_functions(problem, *point_arrays(x0, y0))
-    return _size(problem, *point_arrays(x0, y0)) > MOST
-
-
-def _size(problem: Problem, x: PyTree, y: PyTree) -> int:
-    """The entries of x, y and the rows of all constraints together."""
-    shapes = [eqx.filter_eval_shape(problem.rows, k, x, y) for k in ("outer", "inner")]
-    rows = sum(part.size for pair in shapes for part in pair)
-    return rows + sum(int(np.size(leaf)) for leaf in jax.tree.leaves((x, y)))
-
-
-def solve_large(start: Start, options: Options) -> Solution:
-    """The solution from one start by gradients."""
-    problem, tol, history = start.problem, float(np.asarray(options.tolerance)), History()
-    x, y = point_arrays(start.x, start.y)
-    problem.x_set.check(x, "x_set")
-    problem.y_set.check(y, "y_set")
-    if options.checkpoint is not None:
-        raise ProblemError(
-            f"checkpoint cannot be used with constraints of more than {MOST} entries."
-        )
-    x, y = problem.x_set.project(x), problem.y_set.project(y)
-    most = STEPS if options.steps is None else int(options.steps)
-    with Progress(0, most, tol, options.progress) as bar:
-
-        def told(step: Step) -> bool:
-            row = dict.fromkeys(COLUMNS, np.float64(np.nan)) | {"step": np.int32(step.number)}
-            row |= {name: np.int64(0) for name in ("f_calls", "g_calls", "products")}
-            row |= {"f": float(step.slope.f), "feasibility": float(step.at.off)}
-            row |= {"stationarity": step.stationarity, "eps": step.stationarity}
-            seen = {} if options.observe is None else options.observe(step.x, step.at.y)
-            rows = {k: np.asarray(v)[None] for k, v in (row | seen).items()}
-            history.put(rows)
-            bar.update(rows)
-            return options.stops(rows)
-
-        step, stopped = descend(problem, x, y, tol, most, told)
-    other = answer_again(problem, step.x, step.at.y, tol)
-    gap = float(inner_gap(problem, step.x, step.at.y, other.y))
-    off, left = float(max(step.at.off, other.off)), float(step.slope.left)
-    facts = Facts(
-        off, gap, float(step.at.residual), max(step.stationarity, left), off, step.stationarity,
-        0, 0, 0.0, np.zeros(0),
-    )  # fmt: skip
-    code, note = RESULTS.settled, NOT_SURE  # also within the tolerance: g may have lower minima
-    if facts.eps > tol and stopped:
-        code = RESULTS.stopped
-    elif off > max(tol, 1e-3):
-        code, note = RESULTS.infeasible, "no y was found that meets inner_constraint at the last x."
-    elif facts.eps > tol and step.number >= most:
-        code = RESULTS.max_steps
-    certificate, rows = certificate_of(facts), history.rows
-    for name in ("stationarity", "feasibility", "complementarity", "inner_gap", "eps"):
-        rows[name][-1] = getattr(certificate, name)
-    ended = Outcome(certificate.multiplier, certificate, np.int32(code), note)
-    tree = _shaped(problem, step.x, step.at.y, *map(np.asarray, (step.at.m, step.at.u)))
-    f, g = values(problem, step.x, step.at.y)
-    x, y = (jax.tree.map(np.asarray, part) for part in (step.x, step.at.y))
-    return Solution(
-        x, y, np.asarray(f), np.asarray(g), ended, rows, None, step.number, inner_multipliers=tree
-    )
+    """Whether a problem is too large for the dense method."""
+    x, y = point_arrays(x0, y0)
+    check_functions(problem, x, y)
+    return entries_of(problem, x, y) > MOST
 
 
 def multistart_coupled(
@@ -146,14 +83,22 @@ def certify_coupled(given: Start, solver: Solver) -> Certificate:
     if traced(given.problem, given.x, given.y):
         raise ProblemError("a problem with constraints cannot be certified under jit or vmap.")
     with session(given, solver) as start, _on_cpu():
+        if _is_large(start.problem, start.x, start.y):
+            from ._coupled_large import certify_large  # few problems are
+
+            return certify_large(start.problem, start.x, start.y)
         model = model_of(start.problem, start.x, start.y, start.coarse is None)
         x, y = np.split(model.start, [model.nx])
-        return certificate_of(_facts(model, x, y, None))
+        return _facts(model, x, y, None).certificate
 
 
 def answer_coupled(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, float]:
     """The lowest inner solution found at x, of equal ones that nearest to y, and f there."""
     with session(Start(problem, x, y), chosen(None)) as start, _on_cpu():
+        if _is_large(start.problem, start.x, start.y):
+            from ._coupled_large import answer_large  # few problems are
+
+            return answer_large(start.problem, start.x, start.y)
         model = model_of(start.problem, start.x, start.y, start.coarse is None)
         x, y = np.split(model.start, [model.nx])
         Y, values = Search(model, model.start[None], 1).lookout(x, y)
@@ -182,12 +127,12 @@ def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Mo
         check_functions(problem, x, y)
     if problem.mesh is not None:
         raise ProblemError("a problem with constraints cannot be split over devices.")
-    size = _size(problem, x, y)
+    size = entries_of(problem, x, y)
     data = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.data))
     if size > MOST or data > NUMBERS:
         raise ProblemError(
             f"here x, y and the rows of all constraints may have up to {MOST} entries together, "
-            f"got {size}; beyond that there is solve, without outer_constraint."
+            f"got {size}; beyond that there are solve and certify."
         )
     model = Model(problem, x, y)
     first = model.all_rows(model.start[None])[0]
@@ -300,20 +245,6 @@ def _facts(model: Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray | Non
     return look(model, x, y, value, Y[near & apart], weights)
 
 
-def certificate_of(facts: Facts) -> ConstrainedCertificate:
-    """The certificate as users see it."""
-    nan = float("nan")
-    numbers = {
-        "stationarity": facts.stationarity, "feasibility": facts.feasibility,
-        "complementarity": facts.complementarity, "distance": 0.0, "inner_gap": facts.gap,
-        "inner_residual": facts.residual, "multiplier": nan, "slack": 0.0, "eps": facts.eps,
-        "curvature": nan, "radius": nan, "weak": facts.weak, "biactive": facts.biactive,
-        "ties": facts.ties,
-    }  # fmt: skip
-    known = {k: np.float64(v) for k, v in numbers.items()}
-    return ConstrainedCertificate(**known, exact=np.False_, unstable=np.bool_(facts.unstable))  # type: ignore
-
-
 def _row(model: Model, index: int, round: Round, observe: Callable | None) -> dict[str, np.ndarray]:
     """A row of history: the best point after a round."""
     row = dict.fromkeys(COLUMNS, np.float64(np.nan))
@@ -331,7 +262,7 @@ def _row(model: Model, index: int, round: Round, observe: Callable | None) -> di
 
 
 def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: float) -> Searched:
-    certificate, best = certificate_of(facts), answer.best
+    certificate, best = facts.certificate, answer.best
     code, note = _verdict(model, answer, facts, tol)
     rows = history.rows
     for name in ("stationarity", "feasibility", "complementarity", "inner_gap", "eps"):
@@ -349,7 +280,7 @@ def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: 
 
     own = certificate
     nan = float("nan")
-    blank = certificate_of(Facts(nan, nan, nan, nan, nan, nan, 0, 0, 0.0, facts.multipliers))
+    blank = Facts(nan, nan, nan, nan, nan, nan, 0, 0, 0.0, facts.multipliers).certificate
     every = [
         solution(answer.lanes, i, RESULTS.settled, blank, "") for i in range(len(answer.lanes.f))
     ]
@@ -383,18 +314,4 @@ def inner_multipliers(model: Model, weights: np.ndarray) -> PyTree:
     """The multipliers of the inner constraint, shaped like what it returns."""
     if model.problem.inner_constraint is None:
         return None
-    return _shaped(model.problem, *model.like, *(weights[model.kind == k] for k in (4, 5)))
-
-
-def _shaped(problem: Problem, x: PyTree, y: PyTree, below: np.ndarray, zero: np.ndarray) -> PyTree:
-    """Multipliers of rows <= 0 and = 0, shaped like what the inner constraint returns."""
-    tree = eqx.filter_eval_shape(problem.constraint, "inner", x, y)
-    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Equal))
-    out, at = [], [0, 0]
-    for leaf in leaves:
-        source, k = (zero, 1) if isinstance(leaf, Equal) else (below, 0)
-        shape = leaf.value.shape if isinstance(leaf, Equal) else leaf.shape
-        count = int(np.prod(shape))
-        out.append(source[at[k] : at[k] + count].reshape(shape))
-        at[k] += count
-    return jax.tree.unflatten(structure, out)
+    return shaped(model.problem, *model.like, *(weights[model.kind == k] for k in (4, 5)))

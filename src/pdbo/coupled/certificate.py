@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import nnls
 
+from .._certificate import ConstrainedCertificate
 from .model import Model, Points
 
 Vector = Float[np.ndarray, " n"]
@@ -74,6 +75,20 @@ class Facts(NamedTuple):
         gap = max(abs(self.gap), self.doubt)
         parts = (self.feasibility, gap, self.residual, self.stationarity, self.complementarity)
         return float(np.max(np.nan_to_num(parts, nan=np.inf, posinf=np.inf)))
+
+    @property
+    def certificate(self) -> ConstrainedCertificate:
+        """The certificate as users see it."""
+        nan = float("nan")
+        numbers = {
+            "stationarity": self.stationarity, "feasibility": self.feasibility,
+            "complementarity": self.complementarity, "distance": 0.0, "inner_gap": self.gap,
+            "inner_residual": self.residual, "multiplier": nan, "slack": 0.0, "eps": self.eps,
+            "curvature": nan, "radius": nan, "weak": self.weak, "biactive": self.biactive,
+            "ties": self.ties,
+        }  # fmt: skip
+        known = {k: np.float64(v) for k, v in numbers.items()}
+        return ConstrainedCertificate(**known, exact=np.False_, unstable=np.bool_(self.unstable))  # type: ignore
 
 
 class _Frame:

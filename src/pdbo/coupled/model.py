@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .._problem import Problem
+from .._problem import Equal, Problem
 from ..exact.oracle import Calls, Program
 from ..exact.points import kronecker
 
@@ -73,6 +73,27 @@ class Derivatives(NamedTuple):
     D: np.ndarray
     slope: np.ndarray
     H: np.ndarray
+
+
+def entries_of(problem: Problem, x: PyTree, y: PyTree) -> int:
+    """How many entries x, y and the rows of all constraints have together."""
+    shapes = [eqx.filter_eval_shape(problem.rows, k, x, y) for k in ("outer", "inner")]
+    rows = sum(part.size for pair in shapes for part in pair)
+    return rows + sum(int(np.size(leaf)) for leaf in jax.tree.leaves((x, y)))
+
+
+def shaped(problem: Problem, x: PyTree, y: PyTree, below: np.ndarray, zero: np.ndarray) -> PyTree:
+    """Multipliers of rows <= 0 and = 0, shaped like what the inner constraint returns."""
+    tree = eqx.filter_eval_shape(problem.constraint, "inner", x, y)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda leaf: isinstance(leaf, Equal))
+    out, at = [], [0, 0]
+    for leaf in leaves:
+        source, k = (zero, 1) if isinstance(leaf, Equal) else (below, 0)
+        shape = leaf.value.shape if isinstance(leaf, Equal) else leaf.shape
+        count = int(np.prod(shape))
+        out.append(source[at[k] : at[k] + count].reshape(shape))
+        at[k] += count
+    return jax.tree.unflatten(structure, out)
 
 
 # The compiled programs

@@ -167,7 +167,7 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
     from ..problems import bolib
 
     chosen = [n for n in sorted(bolib.names()) if not quick or n in QUICK]
-    starts = 16 if quick else 64
+    starts, rival_starts = (16, 4) if quick else (64, RIVAL_STARTS)
     shape = (len(METHODS), len(chosen))
     arrays = {k: np.zeros(shape, bool) for k in FLAGS} | {
         k: np.full(shape, np.nan) for k in ("f", "calls", "eps")
@@ -179,7 +179,7 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
         entry, at = bolib.get(name), (METHODS.index(method), chosen.index(name))
         began = time.perf_counter()
         if method == RIVAL:
-            x, y, arrays["calls"][at] = by_kkt(entry, 4 if quick else RIVAL_STARTS)
+            x, y, arrays["calls"][at] = by_kkt(entry, rival_starts)
             certified = False
         else:
             if method == SOLVE:
@@ -198,7 +198,7 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
         arrays["certified"][at] = certified
         arrays["false"][at] = certified and not found["valid"]
     settings = {
-        "problems": chosen, "starts": starts, "starts of the rival": RIVAL_STARTS,
+        "problems": chosen, "starts": starts, "starts of the rival": rival_starts,
         "with a value": [n for n in chosen if bolib.get(n).best is not None],
         "tags": {n: sorted(bolib.get(n).tags) for n in chosen},
         "best": {n: bolib.get(n).best for n in chosen},

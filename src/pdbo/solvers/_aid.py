@@ -14,7 +14,7 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._problem import Problem
 from .._solver import Calls
-from ..sets import Box, Free, NonNegative, Set
+from ..sets import Set
 from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
 Operator = Callable[[PyTree], PyTree]
@@ -29,7 +29,7 @@ class ImplicitSolver(HypergradientSolver):
     Coordinates of y on a bound are left out of the system: they do not move with x.
     """
 
-    covers = (Free, Box, NonNegative)
+    covers = ("Free", "Box", "NonNegative")
 
     linear_steps: int = eqx.field(static=True, default=5)
     warm_linear: bool = eqx.field(static=True, default=False, kw_only=True)

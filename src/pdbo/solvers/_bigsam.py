@@ -9,7 +9,6 @@ from .. import _trees as trees
 from .._checks import number
 from .._problem import Problem
 from .._solver import Calls
-from ..sets import Affine, Box, Free, Halfspace, NonNegative, Polyhedron, Simplex
 from ._descent import move
 from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
@@ -60,7 +59,7 @@ class BigSAM(HypergradientSolver):
         "Bi-Level Programming Beyond Lower-Level Singleton, 2020"
     )
 
-    covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine, Polyhedron)
+    covers = ("Free", "Box", "NonNegative", "Simplex", "Halfspace", "Affine", "Polyhedron")
 
     averaging: Array = eqx.field(converter=number, default=0.5)
 

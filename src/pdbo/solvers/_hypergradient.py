@@ -4,7 +4,6 @@ import abc
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
@@ -13,7 +12,7 @@ from .._checks import number, whole_number
 from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls, Point
-from ..sets import Product, Set
+from ..sets import Set
 from ._descent import GradientSolver, begin, descend, inner_slope, move
 
 
@@ -59,7 +58,7 @@ class HypergradientSolver(GradientSolver):
         inner: one for the inner steps; if these always start at y0, so does it.
     """
 
-    covers: ClassVar[tuple[type[Set], ...]]
+    covers: ClassVar[tuple[str, ...]]
     needs_products = True
 
     outer_step: Array = eqx.field(converter=number, default=0.2)
@@ -120,20 +119,11 @@ class HypergradientSolver(GradientSolver):
         """The oracle calls made since `init`."""
 
 
-def check_y_set(y_set: Set, covers: tuple[type[Set], ...], name: str) -> None:
+def check_y_set(y_set: Set, covers: tuple[str, ...], name: str) -> None:
     """Raise a ProblemError if a method does not cover the set of y."""
-    for part in _factors(y_set):
-        if not isinstance(part, covers):
-            known = ", ".join(kind.__name__ for kind in covers)
+    for part in y_set.factors:
+        if type(part).__name__ not in covers:
             raise ProblemError(
                 f"y_set has a {type(part).__name__}, which {name} cannot "
-                f"differentiate through; it takes {known} and products of these."
+                f"differentiate through; it takes {', '.join(covers)} and products of these."
             )
-
-
-def _factors(constraint: Set) -> list[Set]:
-    """The sets a set is a product of."""
-    if not isinstance(constraint, Product):
-        return [constraint]
-    parts = jax.tree.leaves(constraint.tree, is_leaf=lambda part: isinstance(part, Set))
-    return [factor for part in parts for factor in _factors(part)]

@@ -8,7 +8,6 @@ from .._checks import whole_number
 from .._errors import ProblemError
 from .._problem import Problem
 from .._solver import Calls
-from ..sets import Affine, Box, Free, Halfspace, NonNegative, Polyhedron, Simplex
 from ._hypergradient import HypergradientSolver, HypergradientState, Inner
 
 
@@ -54,7 +53,7 @@ class ITD(HypergradientSolver):
         "Hyperparameter Optimization, 2017"
     )
 
-    covers = (Free, Box, NonNegative, Simplex, Halfspace, Affine, Polyhedron)
+    covers = ("Free", "Box", "NonNegative", "Simplex", "Halfspace", "Affine", "Polyhedron")
 
     truncate: int | None = eqx.field(static=True, default=None)
 

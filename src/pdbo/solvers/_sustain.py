@@ -10,7 +10,6 @@ from .. import _trees as trees
 from .._checks import number, whole_number
 from .._problem import Problem
 from .._solver import Calls, Point
-from ..sets import Box, Free, NonNegative
 from ._aid import free_part
 from ._descent import GradientSolver, begin, move, recursive
 from ._hypergradient import check_y_set
@@ -64,7 +63,7 @@ class SUSTAIN(GradientSolver):
         "Optimization via Double-Momentum, 2021"
     )
     needs_products = True
-    covers = (Free, Box, NonNegative)
+    covers = ("Free", "Box", "NonNegative")
 
     outer_step: Array = eqx.field(converter=number, default=0.1)
     inner_step: Array = eqx.field(converter=number, default=0.5)

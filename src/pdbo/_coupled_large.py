@@ -1,0 +1,220 @@
+"""Large problems with constraints as the doors run them: a sparse follower, or gradients alone."""
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ._certificate import Certificate
+from ._checks import point_arrays, report_point
+from ._errors import RESULTS, ProblemError
+from ._history import COLUMNS, History
+from ._options import Options
+from ._problem import Problem, values
+from ._progress import Progress
+from ._solution import Outcome, Solution
+from .coupled.certificate import Facts
+from .coupled.follower import Answer, answer, begun
+from .coupled.large import Step, answer_again, inner_gap
+from .coupled.large import descend as descend_by_gradients
+from .coupled.large_certificate import convex, look
+from .coupled.model import shaped
+from .coupled.oracle import Oracle
+from .coupled.reduced import FIRST, SHRINK, Leader, Point, descend
+
+STEPS = 200  # those of x, unless said otherwise
+BARRIERS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)  # for which `certify` looks at a point
+FAR = 1e5  # an inner point this large, in sizes of the start, runs away
+NOT_CONVEX = "the follower is not seen to be convex, so that g may have lower minima elsewhere."
+BY_GRADIENTS = "the second derivatives of g are not sparse: gradients alone certify nothing."
+
+
+def solve_large(problem: Problem, x0: PyTree, y0: PyTree, options: Options) -> Solution:
+    """The solution from one start."""
+    x, y = _checked(problem, x0, y0)
+    if options.checkpoint is not None:
+        raise ProblemError("checkpoint cannot be used with constraints of this size.")
+    oracle = _oracle(problem, x, y)
+    if oracle is None:
+        return _by_gradients(problem, x, y, options)
+    return _by_newton(problem, oracle, options)
+
+
+def certify_large(problem: Problem, x0: PyTree, y0: PyTree) -> Certificate:
+    """The certificate of a point: of the follower's answer to x, and how far y is from it."""
+    oracle = _oracle(problem, *_checked(problem, x0, y0))
+    if oracle is None:
+        raise ProblemError(f"a problem of this size cannot be certified if {BY_GRADIENTS}")
+    leader, (x, y) = Leader(oracle, *oracle.bounds()), oracle.start
+    at, mu, best = begun(oracle, x, y), FIRST, None
+    while mu > 0.5 * BARRIERS[-1]:
+        at, _ = answer(oracle, x, at, mu)
+        here = leader.point(x, at, mu) if mu < 2 * BARRIERS[0] else None
+        if here is not None:
+            facts = look(leader, here)
+            apart = float(np.linalg.norm(y - at.y) / max(float(np.linalg.norm(y)), 1e-300))
+            facts = facts._replace(residual=max(facts.residual, apart))
+            best = facts if best is None or facts.eps < best.eps else best
+        mu *= SHRINK
+    if best is None or not convex(oracle, x, at):
+        raise ProblemError(
+            "the point cannot be certified: "
+            + ("the follower has no answer to its x." if best is None else NOT_CONVEX)
+        )
+    return best.certificate
+
+
+def answer_large(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, float]:
+    """The follower's answer to x, and f there; y itself if it is not computed."""
+    x, y = _checked(problem, x0, y0)
+    oracle, mu = _oracle(problem, x, y), FIRST
+    if oracle is not None:
+        at = begun(oracle, *oracle.start)
+        while mu > 0.5 * BARRIERS[-1]:
+            at, _ = answer(oracle, oracle.start[0], at, mu)
+            mu *= SHRINK
+        y = y if at.lost else oracle.point(oracle.start[0], at.y)[1]
+    return y, float(problem.outer(x, y))
+
+
+def _checked(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+    x, y = point_arrays(x0, y0)
+    problem.x_set.check(x, "x_set")
+    problem.y_set.check(y, "y_set")
+    if problem.mesh is not None:
+        raise ProblemError("a problem with constraints cannot be split over devices.")
+    return problem.x_set.project(x), problem.y_set.project(y)
+
+
+def _oracle(problem: Problem, x: PyTree, y: PyTree) -> Oracle | None:
+    """The problem if the follower's matrices are sparse."""
+    f, g = values(problem, x, y)
+    report_point((0, 0), (float(f), float(g)))
+    for which in ("outer", "inner"):
+        rows = [np.asarray(part) for part in problem.rows(which, x, y)]
+        if any(np.any(np.isnan(part) | (part == np.inf)) for part in rows):
+            raise ProblemError(
+                f"{which}_constraint is not finite at the point (x0, y0); choose one where it is."
+            )
+    double = all(leaf.dtype == np.float64 for leaf in jax.tree.leaves((x, y)))
+    oracle = Oracle(problem, x, y) if double else None
+    return oracle if oracle is not None and oracle.sparse else None
+
+
+class _Told:
+    """What is written and shown of every step, and whether to stop."""
+
+    def __init__(self, options: Options, bar: Progress, most: int):
+        self.options, self.bar, self.most = options, bar, most
+        self.history, self.number, self.stopped = History(), 0, False
+
+    def __call__(self, x: PyTree, y: PyTree, known: dict[str, float]) -> bool:
+        row = dict.fromkeys(COLUMNS, np.float64(np.nan)) | {"step": np.int32(self.number)}
+        row |= {name: np.int64(0) for name in ("f_calls", "g_calls", "products")}
+        seen = {} if self.options.observe is None else self.options.observe(x, y)
+        rows = {k: np.asarray(v)[None] for k, v in (row | known | seen).items()}
+        self.history.put(rows)
+        self.bar.update(rows)
+        self.number += 1
+        self.stopped = self.options.stops(rows)
+        return self.stopped or self.number >= self.most
+
+
+def _by_newton(problem: Problem, oracle: Oracle, options: Options) -> Solution:
+    tol = float(np.asarray(options.tolerance))
+    leader = Leader(oracle, *oracle.bounds())
+    most = STEPS if options.steps is None else int(options.steps)
+    with Progress(0, most, tol, options.progress) as bar:
+        told = _Told(options, bar, most)
+
+        def each(here: Point) -> bool:
+            left = leader.residual(here)
+            known = {"f": here.f * oracle.units.f, "stationarity": left, "eps": left}
+            return told(*oracle.point(here.x, here.at.y), known)
+
+        first = leader.point(oracle.start[0], begun(oracle, *oracle.start), FIRST)
+        if first is None:
+            return _without_answer(problem, oracle, told)
+        each(first)
+        here = descend(leader, first, tol, each, lambda here: look(leader, here).eps <= 0.6 * tol)
+    facts, code, note = look(leader, here), RESULTS.settled, ""
+    if facts.eps <= tol and convex(oracle, here.x, here.at):
+        code = RESULTS.success
+    elif facts.eps <= tol:
+        note = NOT_CONVEX
+    elif facts.feasibility > max(tol, 1e-3):
+        code, note = RESULTS.infeasible, "no point was found that meets outer_constraint."
+    elif told.stopped:
+        code = RESULTS.stopped
+    elif told.number >= most:
+        code = RESULTS.max_steps
+    return _ended(problem, facts, code, note, told, *oracle.solution(here.x, here.at))
+
+
+def _without_answer(problem: Problem, oracle: Oracle, told: _Told) -> Solution:
+    """What is returned if the follower has no answer to the first x."""
+    x, y = oracle.start
+    at, _ = answer(oracle, x, begun(oracle, x, y), FIRST)
+    inside = oracle.inner(x, np.nan_to_num(at.y), np.nan_to_num(at.m), np.nan_to_num(at.u))
+    off = np.max(np.concatenate([inside.c, np.abs(inside.e)]), initial=0.0)
+    if off <= 1e-3 * np.max(np.abs(at.y)) and np.max(np.abs(at.y)) > FAR:
+        code, note = RESULTS.unbounded, "g(x0, .) falls without end."
+    else:
+        code, note = RESULTS.infeasible, "no y was found that meets inner_constraint at x0."
+    told(*oracle.point(x, y), {})
+    nan = float("nan")
+    facts = Facts(off, nan, nan, nan, nan, nan, 0, 0, 0.0, np.zeros(0))
+    start = Answer(y, at.s, 0 * at.m, 0 * at.u, np.inf)
+    return _ended(problem, facts, code, note, told, *oracle.solution(x, start))
+
+
+def _ended(
+    problem: Problem, facts: Facts, code: RESULTS, note: str, told: _Told, x: PyTree, y: PyTree,
+    below: np.ndarray, zero: np.ndarray,
+) -> Solution:  # fmt: skip
+    certificate, rows = facts.certificate, told.history.rows
+    for name in ("stationarity", "feasibility", "complementarity", "inner_gap", "eps"):
+        rows[name][-1] = getattr(certificate, name)
+    ended = Outcome(certificate.multiplier, certificate, np.int32(code), note)
+    tree = None
+    if problem.inner_constraint is not None:
+        tree = shaped(problem, x, y, below, zero)
+    f, g = values(problem, x, y)
+    x, y = (jax.tree.map(np.asarray, part) for part in (x, y))
+    return Solution(
+        x, y, np.asarray(f), np.asarray(g), ended, rows, None, told.number, inner_multipliers=tree
+    )
+
+
+def _by_gradients(problem: Problem, x: PyTree, y: PyTree, options: Options) -> Solution:
+    if problem.outer_constraint is not None:
+        raise ProblemError(
+            "outer_constraint needs a follower whose second derivatives are sparse in a problem of "
+            "this size."
+        )
+    tol = float(np.asarray(options.tolerance))
+    most = STEPS if options.steps is None else int(options.steps)
+    with Progress(0, most, tol, options.progress) as bar:
+        told = _Told(options, bar, most)
+
+        def each(step: Step) -> bool:
+            known = {"f": float(step.slope.f), "feasibility": float(step.at.off)}
+            known |= {"stationarity": step.stationarity, "eps": step.stationarity}
+            return told(step.x, step.at.y, known)
+
+        step, _ = descend_by_gradients(problem, x, y, tol, most, each)
+    other = answer_again(problem, step.x, step.at.y, tol)
+    gap = float(inner_gap(problem, step.x, step.at.y, other.y))
+    off, left = float(max(step.at.off, other.off)), float(step.slope.left)
+    facts = Facts(
+        off, gap, float(step.at.residual), max(step.stationarity, left), off, step.stationarity,
+        0, 0, 0.0, np.zeros(0),
+    )  # fmt: skip
+    code, note = RESULTS.settled, BY_GRADIENTS
+    if facts.eps > tol and told.stopped:
+        code = RESULTS.stopped
+    elif off > max(tol, 1e-3):
+        code, note = RESULTS.infeasible, "no y was found that meets inner_constraint at the last x."
+    elif facts.eps > tol and told.number >= most:
+        code = RESULTS.max_steps
+    multipliers = (np.asarray(part) for part in (step.at.m, step.at.u))
+    return _ended(problem, facts, code, note, told, step.x, step.at.y, *multipliers)
