@@ -101,7 +101,7 @@ def by_pdbo(kind: str, n: int) -> dict[str, Any]:
         )  # fmt: skip
         start = np.ones(len(tolled)), np.full(len(d["cost"]), 0.5)
     solution = pdbo.solve(problem, *start, tol=1e-3, throw=False)
-    c = solution.certificate
+    c: Any = solution.certificate
     return {
         "f": float(solution.f), "ok": bool(solution.ok), "steps": len(solution.history["step"]),
         "eps": float(c.eps), "biactive": int(c.biactive), "inner gap": float(c.inner_gap),
@@ -140,7 +140,7 @@ def by_milp(kind: str, n: int) -> dict[str, Any]:
     lower = np.r_[np.full(r, 0.05), zeros(len(c) - r)]
     upper = np.r_[np.full(r, 2.0), np.full(2 * n + r, np.inf), np.ones(r + n)]
     found = scipy.optimize.milp(
-        c, constraints=rows, bounds=scipy.optimize.Bounds(lower, upper),
+        c, constraints=rows, bounds=scipy.optimize.Bounds(lower, upper),  # type: ignore
         integrality=np.r_[zeros(2 * r + 2 * n), np.ones(r + n)],
         options={"time_limit": LIMIT, "mip_rel_gap": 1e-3},
     )  # fmt: skip
@@ -199,7 +199,7 @@ def by_nlp(kind: str, n: int, method: str) -> dict[str, Any]:
         constraints = [
             scipy.optimize.LinearConstraint(equal, d["want"], d["want"]),
             scipy.optimize.LinearConstraint(room, 0, np.inf),
-            scipy.optimize.NonlinearConstraint(pairs, 0, np.inf, jac=slopes),
+            scipy.optimize.NonlinearConstraint(pairs, 0, np.inf, jac=slopes),  # type: ignore
         ]
         options = {"maxiter": 2000}
     try:

@@ -123,7 +123,7 @@ def test_an_outer_constraint_and_a_sparse_matrix():
         {"A": SparseMatrix.from_scipy(group), "want": want},
         y_set=NonNegative(),
         inner_constraint=lambda x, y, d: d["A"] @ y - 70.0,
-        outer_constraint=lambda x, y, d: [150.0 - jnp.sum(y)],
+        outer_constraint=lambda x, y, d: [160.0 - jnp.sum(y)],
     )
 
     def y(x):
@@ -131,10 +131,10 @@ def test_an_outer_constraint_and_a_sparse_matrix():
 
     known = scipy.optimize.minimize(
         lambda x: -(group @ y(x)) @ x / 40 + x @ x, np.full(3, 0.3), method="SLSQP",
-        constraints={"type": "ineq", "fun": lambda x: np.sum(y(x)) - 150},
+        constraints={"type": "ineq", "fun": lambda x: np.sum(y(x)) - 160},
     )  # fmt: skip
     found = pdbo.solve(problem, np.full(3, 0.3), np.ones(120))
-    assert found.ok and float(jnp.sum(found.y)) > 149.9
+    assert found.ok and float(jnp.sum(found.y)) > 159.9
     np.testing.assert_allclose(found.f, known.fun, atol=3e-3)
 
 

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from scipy.sparse.linalg import splu
 
 from .oracle import Oracle
+from .pattern import Sparse
 
 Vector = Float[np.ndarray, " n"]
 
@@ -60,7 +61,7 @@ class Answer(NamedTuple):
 class Factors:
     """K at a point, factored."""
 
-    def __init__(self, oracle: "Oracle", x: Vector, at: Answer):
+    def __init__(self, oracle: Oracle, x: Vector, at: Answer):
         self.J, self.E, self.J1, self.J2 = oracle.rows_at(x, at.y)
         self.H, self.one = oracle.hessian_at(x, at.y, at.m, at.u), oracle.bound
         self.thin = at.s / at.m
@@ -74,7 +75,7 @@ class Factors:
         """Factor K with a shift of H; whether it has the signs of a minimum."""
         n, thick = self.J.shape[1], 1 / self.thin[self.one]
         bounds = np.asarray(self.J1.power(2).T @ thick).ravel()
-        rows = sparse.vstack([self.J2, self.E]).tocsr()
+        rows: Sparse = sparse.vstack([self.J2, self.E]).tocsr()
         low = np.concatenate([self.thin[~self.one], np.zeros(self.E.shape[0])]) + TINY
         diagonal = self.H.diagonal() + bounds + shift + TINY
         self._rows, self._split = rows, self.J2.shape[0]
@@ -83,7 +84,7 @@ class Factors:
                 return False
             self._diagonal = diagonal
             S = (rows @ sparse.diags_array(1 / diagonal) @ rows.T).tocsc() + sparse.diags_array(low)
-            self._solve = _definite(S) if rows.shape[0] else None
+            self._solve = _definite(S) if rows.shape[0] else np.copy
             return True
         self._diagonal = None
         whole = self.H + sparse.diags_array(bounds + shift + TINY)
@@ -115,7 +116,7 @@ class Factors:
             v, low = np.split(self._solve(np.concatenate([top, tail])), [len(top)])
         else:
             v = top / self._diagonal
-            low = np.zeros(0) if self._solve is None else self._solve(self._rows @ v - tail)
+            low = self._solve(self._rows @ v - tail)
             v = v - (self._rows.T @ low) / self._diagonal
         w = np.empty_like(rm)
         w[one] = (self.J1 @ v - rm[one]) / thin[one]
@@ -123,12 +124,12 @@ class Factors:
         return v, w, low[self._split :]
 
 
-def _symmetric(K: sparse.csc_array):
+def _symmetric(K: Sparse):
     options = {"SymmetricMode": True}
     return splu(K, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
 
 
-def _definite(S: sparse.csc_array):
+def _definite(S: Sparse):
     """Solutions with a positive definite matrix, or nearly so: rows may depend on each other."""
     S = S + sparse.diags_array(ROUNDING * S.diagonal())
     if S.shape[0] <= SMALL or S.nnz > DENSE * S.shape[0] ** 2:
@@ -140,40 +141,46 @@ def _definite(S: sparse.csc_array):
     return _symmetric(sparse.csc_array(S)).solve
 
 
-def begun(oracle: "Oracle", x: Vector, y: Vector) -> Answer:
+def begun(oracle: Oracle, x: Vector, y: Vector) -> Answer:
     """Where the first solve begins."""
     values = oracle.inner(x, y, np.zeros(oracle.below), np.zeros(oracle.zero))
     s = np.maximum(-values.c, 1.0)
     return Answer(y, s, oracle.share / s, np.zeros(oracle.zero), np.inf)
 
 
-def answer(oracle: "Oracle", x: Vector, start: Answer, mu: float) -> tuple[Answer, Factors]:
+def answer(oracle: Oracle, x: Vector, start: Answer, mu: float) -> tuple[Answer, Factors]:
     """The answer at x for a barrier, from one nearby, and K there."""
     at, goal = start, max(CLOSE * mu, FLOOR)
-    r = _residuals(oracle, x, at, mu)
+    r, K = _residuals(oracle, x, at, mu), Factors(oracle, x, at)
     for _ in range(STEPS):
-        K = Factors(oracle, x, at)
-        left = _size(r)
-        if left <= goal:
+        if not _size(r) > goal:
             break
         rd, rp, re, rc = r
         dy, dm, du = K.solve(-rd, rc / at.m - rp, -re)
         ds = -(rc + at.s * dm) / at.m
+        step = Answer(dy, ds, dm, du, 0.0)
         length = min(1.0, _room(at.s, ds), _room(at.m, dm))
-        for _ in range(HALVINGS):
-            new = Answer(at.y + length * dy, at.s + length * ds, at.m + length * dm,
-                         at.u + length * du, left)  # fmt: skip
-            r_new = _residuals(oracle, x, new, mu)
-            if oracle.straight or _norm(r_new) <= (1 - 1e-4 * length) * _norm(r):
-                break
-            length /= 2
-        at, r = new, r_new
+        at, r = _search(oracle, x, at, step, length, r, mu)
         if not np.isfinite(_size(r)):
             break
+        K = Factors(oracle, x, at)
     return at._replace(left=_size(r) / goal), K
 
 
-def _residuals(oracle: "Oracle", x: Vector, at: Answer, mu: float) -> tuple[Vector, ...]:
+def _search(
+    oracle: Oracle, x: Vector, at: Answer, step: Answer, length: float, r: tuple, mu: float
+) -> tuple[Answer, tuple]:
+    """The end of a step, with its residuals: shorter until they fall, unless all is linear."""
+    for _ in range(HALVINGS):
+        new = Answer(*(a + length * d for a, d in zip(at, step, strict=True)))
+        r_new = _residuals(oracle, x, new, mu)
+        if oracle.straight or _norm(r_new) <= (1 - 1e-4 * length) * _norm(r):
+            return new, r_new
+        length /= 2
+    return new, r_new  # type: ignore
+
+
+def _residuals(oracle: Oracle, x: Vector, at: Answer, mu: float) -> tuple[Vector, ...]:
     values = oracle.inner(x, at.y, at.m, at.u)
     return values.slope, values.c + at.s, values.e, at.m * at.s - mu * oracle.share
 

@@ -17,6 +17,7 @@ from scipy.sparse.linalg import splu
 from .certificate import Facts
 from .follower import Answer
 from .oracle import Oracle
+from .pattern import Sparse
 from .reduced import Leader, Point
 
 BOTH = 1e-4  # a slack and a multiplier below this are both zero ...
@@ -34,7 +35,9 @@ def look(leader: Leader, here: Point) -> Facts:
     _, f_x, f_y, below, zero = oracle.outer(here.x, at.y)
     off = (np.maximum(inside.c, 0), np.abs(inside.e), np.maximum(below, 0), np.abs(zero))
     feasibility = max(float(np.max(part, initial=0.0)) for part in off)
-    g_size = max(float(np.linalg.norm(g_y) * np.linalg.norm(at.y)), 1e-300)
+    # the change of g over the size of y
+    g_size = float(np.linalg.norm(g_y) * np.linalg.norm(at.y) + 0.5 * abs(at.y @ (H @ at.y)))
+    g_size = max(g_size, 1e-300)
     f_size = abs(f_x) @ np.maximum(abs(here.x), 1.0) + abs(f_y) @ np.maximum(abs(at.y), 1.0)
     f_size = max(float(f_size), 1e-300)
     gap = float(at.m @ at.s) / g_size
@@ -76,7 +79,7 @@ def convex(oracle: Oracle, x: np.ndarray, at: Answer) -> bool:
     return all(_semidefinite(oracle.hessian_at(x, y, at.m, at.u)) for y in points)
 
 
-def _semidefinite(H: sparse.csr_array) -> bool:
+def _semidefinite(H: Sparse) -> bool:
     diagonal = H.diagonal()
     if not np.all(np.isfinite(H.data)):
         return False

@@ -5,7 +5,7 @@ matrices of the inner problem are sparse, and computed once if they are the same
 """
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from .._problem import Problem, constraint_rows
 from ..exact.oracle import Program
 from ..sets import Box, Free, NonNegative, Set
-from .pattern import Pattern, entries
+from .pattern import Pattern, Sparse, entries
 
 if TYPE_CHECKING:
     from .follower import Answer
@@ -30,26 +30,29 @@ SAME = 1e-9  # products this close, relative, are of the same matrix
 APART = (0.0, 0.3, 1.0)  # how far from the start matrices are looked at, in units
 
 
+Numbers: TypeAlias = Array | np.ndarray
+
+
 class Units(NamedTuple):
     """What x, y, f, g and the rows are measured in, and which inner rows <= 0 are used."""
 
-    x: Array
-    y: Array
-    f: Array
-    g: Array
-    below: Array
-    zero: Array
-    kept: Array
-    outer_below: Array
-    outer_zero: Array
+    x: Numbers
+    y: Numbers
+    f: Numbers
+    g: Numbers
+    below: Numbers
+    zero: Numbers
+    kept: Numbers
+    outer_below: Numbers
+    outer_zero: Numbers
 
 
 class Outside(NamedTuple):
     """Multipliers of the outer rows <= 0 and = 0, and the penalty."""
 
-    below: Array
-    zero: Array
-    penalty: Array
+    below: Numbers
+    zero: Numbers
+    penalty: Numbers
 
 
 class Inside(NamedTuple):
@@ -228,7 +231,7 @@ class Oracle:
 
     def point(self, x: Vector, y: Vector) -> tuple[PyTree, PyTree]:
         """A point in the problem's own shapes and units."""
-        return self.program.split(np.concatenate([self.units.x * x, self.units.y * y]))
+        return self.program.split(jnp.concatenate([self.units.x * x, self.units.y * y]))
 
     def solution(self, x: Vector, at: "Answer") -> tuple[PyTree, PyTree, Vector, Vector]:
         """The point and the multipliers of the inner rows in the problem's own units."""
@@ -257,7 +260,11 @@ class Oracle:
         self.share = np.asarray(abs(J).sum(axis=1)).ravel()[: self.below] ** 2
         slope = np.abs(self.inner(x, y, np.zeros(self.below), np.zeros(self.zero)).slope)
         m, u = np.ones(self.below), np.ones(self.zero)
-        H = entries(*[lambda W: self._bent(x, y, m, u, W)] * 2, (self.ny, self.ny))
+
+        def bent(W: np.ndarray) -> np.ndarray:
+            return self._bent(x, y, m, u, W)
+
+        H = entries(bent, bent, (self.ny, self.ny))
         if H is None:
             return False
         self.straight = self._settle(J, H)
@@ -275,7 +282,9 @@ class Oracle:
         below, zero = _outer_push(*self._given, *self.start, *np.split(along, [self.nx], axis=1))
         sizes = [np.sqrt(np.mean(np.asarray(v) ** 2, axis=0)) for v in (below, zero)]
         sizes = [np.where(size > 0, size, 1.0) for size in sizes]
+        used, self.outside = self.outside, self.outside._replace(penalty=np.asarray(1e-100))
         _, f_x, f_y, *_ = self.outer(*self.start)
+        self.outside = used
         size = float(np.sqrt(f_x @ f_x * self.nx) + np.linalg.norm(f_y) * np.sqrt(self.ny))
         self.units = self.units._replace(
             outer_below=sizes[0], outer_zero=sizes[1], f=np.asarray(size if size > 0 else 1.0)
@@ -290,9 +299,9 @@ class Oracle:
             ends = [np.asarray(ravel_pytree(tree)[0]) / self.units.x for tree in trees]
         return ends[0], ends[1]
 
-    def _settle(self, J: sparse.csr_array, H: sparse.csr_array) -> bool:
+    def _settle(self, J: Sparse, H: Sparse) -> bool:
         """Keep the matrices if they are the same everywhere; whether they are the same at all y."""
-        rng, w = np.random.default_rng(3), None
+        rng = np.random.default_rng(3)
         w = rng.standard_normal(self.ny)
         x0, y0 = self.start
         same = [[], []]  # in y, in x and y
@@ -321,7 +330,7 @@ class Oracle:
     def _bent(self, x: Vector, y: Vector, m: Vector, u: Vector, W: np.ndarray) -> np.ndarray:
         return np.asarray(_bend(*self._given, x, y, m, u, W))
 
-    def rows_at(self, x: Vector, y: Vector) -> tuple[sparse.csr_array, ...]:
+    def rows_at(self, x: Vector, y: Vector) -> tuple[Sparse, ...]:
         """The derivatives of the inner rows <= 0 and = 0 in y; of the former, bounds and others."""
         if self._cut is not None:
             return self._cut
@@ -329,11 +338,11 @@ class Oracle:
             self._pattern_J.at(lambda W: self._pushed(x, y, W), lambda P: self._pulled(x, y, P))
         )
 
-    def _parts(self, J: sparse.csr_array) -> tuple[sparse.csr_array, ...]:
+    def _parts(self, J: Sparse) -> tuple[Sparse, ...]:
         below = J[: self.below]
         return below, J[self.below :], below[self.bound], below[~self.bound]
 
-    def hessian_at(self, x: Vector, y: Vector, m: Vector, u: Vector) -> sparse.csr_array:
+    def hessian_at(self, x: Vector, y: Vector, m: Vector, u: Vector) -> Sparse:
         """The second derivatives of the inner Lagrangian in y."""
         if self._H is not None:
             return self._H

@@ -14,6 +14,7 @@ buckets, Goodrich and Mitzenmacher, Invertible Bloom lookup tables (2011).
 """
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sparse
@@ -25,6 +26,7 @@ NOTHING = 1e-10  # a number this small beside the largest of its row is zero
 TOGETHER = 8  # products in one call
 HOPELESS = 0.9  # of the rows left by more buckets: the others will not be found by more
 
+Sparse: TypeAlias = Any  # SciPy has no types
 Products = Callable[[Float[np.ndarray, "k n"]], Float[np.ndarray, "k m"]]
 
 
@@ -38,7 +40,7 @@ def products(call: Products, W: np.ndarray) -> np.ndarray:
     return np.concatenate(out)
 
 
-def entries(push: Products, pull: Products, shape: tuple[int, int]) -> sparse.csr_array | None:
+def entries(push: Products, pull: Products, shape: tuple[int, int]) -> Sparse | None:
     """The matrix whose products with vectors, and of whose transpose, are given.
 
     Rows with few entries are found first, then columns with few entries in the other rows. None if
@@ -71,9 +73,7 @@ def entries(push: Products, pull: Products, shape: tuple[int, int]) -> sparse.cs
     return known
 
 
-def _by_rows(
-    push: Products, known: sparse.csr_array, left: np.ndarray, n: int
-) -> tuple[sparse.csr_array, np.ndarray]:
+def _by_rows(push: Products, known: Sparse, left: np.ndarray, n: int) -> tuple[Sparse, np.ndarray]:
     """The entries of rows that have few of them, and the other rows."""
     rng = np.random.default_rng(0)
     for buckets in BUCKETS:
@@ -87,7 +87,7 @@ def _by_rows(
     return known, left
 
 
-def _replaced(known: sparse.csr_array, places: np.ndarray, rows: np.ndarray) -> sparse.csr_array:
+def _replaced(known: Sparse, places: np.ndarray, rows: np.ndarray) -> Sparse:
     """A matrix with some of its rows replaced by dense ones."""
     rows = np.where(np.abs(rows) > NOTHING * np.max(np.abs(rows), axis=1, keepdims=True), rows, 0.0)
     new = sparse.coo_array(rows)
@@ -108,9 +108,9 @@ def _units(places: np.ndarray, size: int) -> np.ndarray:
 
 
 def _sorted_out(
-    push: Products, known: sparse.csr_array, left: np.ndarray, bucket: np.ndarray, count: int,
+    push: Products, known: Sparse, left: np.ndarray, bucket: np.ndarray, count: int,
     rng: np.random.Generator,
-) -> tuple[sparse.csr_array, np.ndarray]:  # fmt: skip
+) -> tuple[Sparse, np.ndarray]:  # fmt: skip
     """Entries that are alone in their bucket, and the rows that have others."""
     n = len(bucket)
     a, b = rng.uniform(1, 2, (2, n))
@@ -141,7 +141,7 @@ def _sorted_out(
 class Pattern:
     """Where a matrix has entries, and how to compute their values with few products."""
 
-    def __init__(self, matrix: sparse.csr_array):
+    def __init__(self, matrix: Sparse):
         self.shape = matrix.shape
         full = np.diff(matrix.indptr) > 4 * FEW
         every = sparse.coo_array(matrix)
@@ -149,9 +149,9 @@ class Pattern:
         self.thin = every.row[~dense], every.col[~dense]
         self.wide = every.row[dense], every.col[dense]
         self.column_colour = _coloured(*self.thin, matrix.shape)
-        self.row_colour = _coloured(*self.wide[::-1], matrix.shape[::-1])
+        self.row_colour = _coloured(self.wide[1], self.wide[0], matrix.shape[::-1])
 
-    def at(self, push: Products, pull: Products) -> sparse.csr_array:
+    def at(self, push: Products, pull: Products) -> Sparse:
         """The matrix with these products."""
         (rows, columns), (wide_rows, wide_columns) = self.thin, self.wide
         parts = [

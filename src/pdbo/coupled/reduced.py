@@ -71,13 +71,13 @@ class Leader:
         at, K = answer(self.oracle, x, near, mu)
         if at.lost:
             return None
-        f, f_x, f_y, *rows = self.oracle.outer(x, at.y)
+        f, f_x, f_y, below, zero = self.oracle.outer(x, at.y)
         p = K.solve(f_y, np.zeros_like(at.m), np.zeros_like(at.u))
         shift = self.oracle.adjoint(x, (at.y, at.m, at.u), p)
         slope, size = f_x - shift, float(np.linalg.norm(f_x) + np.linalg.norm(shift))
         if not (np.isfinite(f) and np.all(np.isfinite(slope))):
             return None
-        return Point(x, at, K, p, f, slope, max(size, 1e-300), tuple(rows))
+        return Point(x, at, K, p, f, slope, max(size, 1e-300), (below, zero))
 
     def product(self, here: Point, d: Vector) -> Vector:
         """F'' d."""
