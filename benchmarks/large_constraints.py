@@ -4,12 +4,12 @@
                                                       benchmarks/records/large_constraints.json
     python -m benchmarks.large_constraints KIND N WHO one run, printed as JSON
 
-Two problems:
+Three problems:
 
 - allocation: a leader buys capacities x of n / 100 resources; n users, each of whom needs three of
   them, share the capacities so that all get as near as possible to what they want. The leader earns
-  from what most of them use, and loses from the others. f is linear, the follower's problem a
-  quadratic program.
+  from what they use. f is linear, the follower's problem a quadratic program.
+- conflict: the same, but from a quarter of the users the leader loses.
 - toll: a leader sets tolls on 50 roads of a grid; travellers from 20 places to a corner spread over
   its roads at the least cost, with congestion. n is about the number of roads.
 
@@ -33,27 +33,33 @@ import scipy.sparse as sparse
 from .record import FOLDER, write
 
 RUNS = [
-    *(("allocation", n, "pdbo") for n in (100_000, 100, 1000, 10_000)),
     *(("toll", n, "pdbo") for n in (100_000, 1000, 10_000)),
-    *(("allocation", n, "trust-constr") for n in (30, 100, 1000)),
-    *(("allocation", n, "SLSQP") for n in (30, 100)),
-    *(("allocation", n, "HiGHS") for n in (30, 100, 1000, 10_000)),
-    ("allocation", 30, "pdbo"),
+    *(("allocation", n, "pdbo") for n in (100_000, 1000, 10_000)),
+    *(("conflict", n, "pdbo") for n in (100, 1000, 10_000)),
+    *(("allocation", n, "HiGHS") for n in (1000, 10_000)),
+    *(("conflict", n, "HiGHS") for n in (100, 1000)),
+    *(("conflict", n, "trust-constr") for n in (100, 1000)),
+    ("conflict", 100, "SLSQP"),
 ]
 LIMIT = 60.0  # seconds of a rival: of the clock for HiGHS, of the processor for the others
 BIG = 20.0  # no slack and, in its unit, no multiplier of the allocation is larger
 
 
-def allocation(n: int) -> dict[str, Any]:
+def allocation(n: int, least: float = 0.5) -> dict[str, Any]:
     """The numbers of an allocation problem."""
     rng, count = np.random.default_rng(0), max(3, n // 100)
     place = rng.integers(0, count, 3 * n), np.repeat(np.arange(n), 3)
     A = sparse.csr_array((rng.uniform(0.5, 1.5, 3 * n), place), shape=(count, n))
     share = float(A.sum(axis=1).mean())
     return {
-        "A": A / share, "want": rng.uniform(0.5, 2, n), "value": rng.uniform(-0.5, 1.5, n) / n,
+        "A": A / share, "want": rng.uniform(0.5, 2, n), "value": rng.uniform(least, 1.5, n) / n,
         "price": rng.uniform(0.5, 1.5, count) * 0.25 * share / n, "share": share,
     }  # fmt: skip
+
+
+def numbers(kind: str, n: int) -> dict[str, Any]:
+    """The numbers of an allocation with or without conflict."""
+    return allocation(n, -0.5 if kind == "conflict" else 0.5)
 
 
 def toll(n: int) -> dict[str, Any]:
@@ -80,10 +86,10 @@ def by_pdbo(kind: str, n: int) -> dict[str, Any]:
     import pdbo
     from pdbo.linear import SparseMatrix
 
-    d = (allocation if kind == "allocation" else toll)(n)
+    d = toll(n) if kind == "toll" else numbers(kind, n)
     data: dict[str, Any] = {k: v for k, v in d.items() if k not in ("A", "tolled", "share")}
     data["A"] = SparseMatrix.from_scipy(d["A"])
-    if kind == "allocation":
+    if kind != "toll":
         problem = pdbo.Problem(
             lambda x, y, d: d["price"] @ x - d["value"] @ y,
             lambda x, y, d: 0.5 * jnp.sum((y - d["want"]) ** 2),
@@ -111,7 +117,7 @@ def by_pdbo(kind: str, n: int) -> dict[str, Any]:
 
 def by_milp(kind: str, n: int) -> dict[str, Any]:
     """The allocation as a mixed-integer program: z = (x, y, m, b) and binary variables."""
-    d = allocation(n)
+    d = numbers(kind, n)
     A, r = d["A"], len(d["price"])
     eye, none, most = sparse.eye_array, sparse.csr_array, BIG * d["share"]
     # y - want + A'm - b = 0; A y - x <= 0; x - A y <= BIG (1 - p), m <= BIG share p;
@@ -153,7 +159,7 @@ def by_milp(kind: str, n: int) -> dict[str, Any]:
 
 def by_nlp(kind: str, n: int, method: str) -> dict[str, Any]:
     """The allocation as a nonlinear program: z = (x, y, m, b)."""
-    d = allocation(n)
+    d = numbers(kind, n)
     A, r = d["A"], len(d["price"])
     ends = np.cumsum([r, n, r])
     eye, none = sparse.eye_array, sparse.csr_array

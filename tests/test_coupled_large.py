@@ -148,7 +148,7 @@ def test_what_has_no_answer_says_so():
     open_ = Problem(capacity_f, lambda x, y: -jnp.sum(y), inner_constraint=lambda x, y: x[KIND] - y)
     found = pdbo.solve(open_, *start, throw=False)
     assert found.result is RESULTS.unbounded and "falls without end" in found.message
-    with pytest.raises(ProblemError, match="got 606; beyond that there are solve and certify"):
+    with pytest.raises(ProblemError, match="got 456; beyond that there are solve and certify"):
         pdbo.multistart(CAPACITIES, *start, starts=2)
 
 

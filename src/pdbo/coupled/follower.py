@@ -172,7 +172,10 @@ def _search(
 ) -> tuple[Answer, tuple]:
     """The end of a step, with its residuals: shorter until they fall, unless all is linear."""
     for _ in range(HALVINGS):
-        new = Answer(*(a + length * d for a, d in zip(at, step, strict=True)))
+        new = Answer(
+            at.y + length * step.y, at.s + length * step.s, at.m + length * step.m,
+            at.u + length * step.u, np.inf,
+        )  # fmt: skip
         r_new = _residuals(oracle, x, new, mu)
         if oracle.straight or _norm(r_new) <= (1 - 1e-4 * length) * _norm(r):
             return new, r_new

@@ -189,8 +189,9 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
                 solution = pdbo.multistart(entry.problem, *entry.start, starts=starts, key=key)
             x, y, certified = solution.x, solution.y, bool(solution.ok)
             rows = solution.history
-            arrays["calls"][at] = rows["f_calls"][-1] + rows["products"][-1]
-            arrays["eps"][at] = float(solution.certificate.eps)  # type: ignore
+            if rows:  # it has none if the problem was refused
+                arrays["calls"][at] = rows["f_calls"][-1] + rows["products"][-1]
+                arrays["eps"][at] = float(solution.certificate.eps)  # type: ignore
         seconds[method] += time.perf_counter() - began
         found = judge(entry, x, y)
         arrays["f"][at] = found["f"]
