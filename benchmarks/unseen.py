@@ -3,9 +3,9 @@
     python -m benchmarks.unseen [COUNT]    the record is benchmarks/records/unseen.json
 
 x is a number in [-2, 2], y two numbers in [-2, 2]; f, g and two rows are random, g with waves.
-Brute force has every x of a grid, and for each the lowest g and, among answers as good, the lowest f
-on a grid of y. A certificate is false if a row is violated, or if a y of the grid that meets the rows is
-better for the follower by more than 1e-3.
+Brute force has every x of a grid, and for each the lowest g and, among answers as good, the lowest
+f on a grid of y. A certificate is false if a row is violated, or if a y of the grid that meets the
+rows is better for the follower by more than 1e-3.
 """
 
 import sys
