@@ -1,7 +1,8 @@
 """Fair reweighting: training weights of two groups, chosen so that the worse-off group does well.
 
-The minority has few examples and a different relation between inputs and labels. The weights x of
-the groups, in the simplex, are learnt on a smooth maximum of the groups' validation losses.
+The minority is small and has its own rule. Learnt on a smooth maximum of the validation losses.
+
+Figure: the validation losses of both groups, with weights by size and with those learnt.
 """
 
 import jax
@@ -46,8 +47,7 @@ solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=1.0, inner_steps=10, 
 
 if __name__ == "__main__":
     sol = pdbo.solve(problem, x0, y0, solver)
-    descend = lambda _, w: w - jax.grad(training, 1)(x0, w, problem.data)  # noqa: E731
-    plain = jax.lax.fori_loop(0, 500, descend, y0)
+    plain = pdbo.inner_solution(problem, x0, y0)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()
     for shift, name, x, w in ((-0.2, "by size", x0, plain), (0.2, "learnt", sol.x, sol.y)):
         found = losses(w, valid)

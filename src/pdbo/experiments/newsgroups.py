@@ -419,8 +419,8 @@ def _where(record: Record) -> Figure:
         Panel("(c) time relative to AID and ITD", "accuracy to reach, per cent", "ratio", curves)
     )
     caption += (
-        " (c) Time to reach an accuracy, up to the best of AID-FP and ITD-R, relative to the faster "
-        f"of them; the claim is on {RIVALS:g} per cent. It is at most a tenth at these: "
+        " (c) Time to reach an accuracy, up to the best of AID-FP and ITD-R, relative to the "
+        f"faster of them; the claim is on {RIVALS:g} per cent. It is at most a tenth at these: "
         f"{listed(goals[share <= 0.1])}."
     )
     return Figure("newsgroups-where", caption, panels)

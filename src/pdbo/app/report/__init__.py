@@ -17,7 +17,9 @@ def build(folder: pathlib.Path, files: bool = True) -> tuple[pathlib.Path | None
     """Write the page of the records in a folder, and every figure as a file.
 
     The page draws its figures itself: without `files`, that of a user's own problem, if it is all
-    there is, gets no figure files. Returns the page's path, and a sentence for every record that cannot be used; the page shows the
+    there is, gets no figure files.
+
+    Returns the page's path, and a sentence for every record that cannot be used; the page shows the
     others. Claims are computed again from the results in the record.
     """
     known = [*EXPERIMENTS, "solve"]
