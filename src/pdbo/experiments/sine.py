@@ -175,7 +175,7 @@ def _where(record: Record) -> Figure:
             Panel(
                 "(h) first multiplier and primal step", "first multiplier", y, by_first, False, True
             ),
-            Panel("(i) averaging of BigSAM", "averaging weight", y, by_weight, False, True),
+            Panel("(i) averaging of BigSAM", "averaging weight", y, by_weight),
         ],
     )
 
