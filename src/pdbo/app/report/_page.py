@@ -180,18 +180,14 @@ def _claim(claim: Claim, judged: bool = True, where: str = "") -> str:
     sentence = f"<{tag}>{html.escape(claim.sentence)}</{tag}>"
     relation = {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation)
     value, bound = _number(claim.value), _number(claim.bound)
-    link = (
-        ""
-        if claim.held or not where
-        else (f' <a href="#{html.escape(where)}">Where it would hold.</a>')
-    )
+    link = f' <a href="#{html.escape(where)}">Where it would hold.</a>' if where else ""
     return (
         f'<li class="claim {_mark(claim, judged)}"><span class="verdict">{verdict}</span>'
         f"{sentence} "
         f'<span class="source">{html.escape(claim.source)}</span>'
         f"<p>{html.escape(claim.measure)}: <b>{html.escape(value)}</b>, holds if "
         f'<span class="bound">{html.escape(relation)} {html.escape(bound)}</span>'
-        f"{link}</p></li>"
+        f"{'' if claim.held or not judged else link}</p></li>"
     )
 
 
