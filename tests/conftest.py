@@ -64,14 +64,6 @@ def x32():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def programs_of_this_session(tmp_path_factory):
-    """The command keeps compiled programs among the files of the tests, not in the user's cache."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    os.environ["PDBO_CACHE"] = str(base / "programs")
-
-
 @pytest.fixture(scope="session")
 def quick_run(tmp_path_factory):
     """`quick_run(name)` is the folder of a run of `pdbo reproduce --quick`, made once for all.
