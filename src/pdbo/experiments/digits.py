@@ -62,9 +62,9 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
 
     from ._trace import sweep, trace
 
-    count, steps, every = (2, 200, 10) if quick else (5, 500, 10)
+    count, steps, every = (2, 100, 10) if quick else (5, 500, 10)
     exponents = (-4.0, -2.0, 0.0) if quick else (-6.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0)
-    refit_steps = 500 if quick else 1500
+    refit_steps = 200 if quick else 1500
     data = {k: jnp.asarray(v) for k, v in splits(seed, count).items()}
     size = data["train.X"].shape[-1]
     zero = {"weights": jnp.zeros((size, CLASSES)), "offsets": jnp.zeros(CLASSES)}
