@@ -1,6 +1,5 @@
 """The page of the benchmark, docs/benchmarks.md, and its pictures, from the record alone."""
 
-import json
 import math
 import pathlib
 from typing import Any
@@ -9,15 +8,19 @@ OURS = "pdbo"
 HEAD = """\
 # Benchmarks
 
+How long each library takes to a target accuracy, on the same data, from the same start, on the same
+number of cores; the best of several settings counts. A ratio is the library's time divided by
+pdbo's: above 1, pdbo is ahead. The column pdbo names the solver that was tuned; "pdbo, untuned" is
+the default, `AutoPDBO`, as it was when this was measured. Other measurements: [Measured
+results](results.md).
+"""
+METHOD = """\
 `python -m benchmarks` measured everything on this page and wrote it. Each library runs in its own
-virtual environment and process, on the same data from the same start, pinned to the same number of
-cores. Several settings are tried per library and the best counts. The suite checks the iterates
-from outside, in double precision, and stops at the first check at which the target is reached, if
-the next check confirms it. Then it times that many iterations again in a fresh process: once cold,
-then several times warm. The page reports the median of the warm times.
-
-A ratio is the library's figure divided by pdbo's: above 1, pdbo is ahead. The column pdbo names the
-solver that was tuned; "pdbo, untuned" is the default, `AutoPDBO`, as it was when this was measured.
+virtual environment and process. The suite checks the iterates from outside, in double precision,
+and stops at the first check at which the target is reached, if the next check confirms it. Then it
+times that many iterations again in a fresh process: once cold, then several times warm. The page
+reports the median of the warm times. The settings tried and the best ones are in
+`benchmarks/settings.py` and `benchmarks/records/peers.json`.
 """
 TERMS = """\
 **time**: to the target, warm. **first call**: the same in a fresh process, including compilation.
@@ -38,14 +41,15 @@ def write(record: dict[str, Any], folder: pathlib.Path) -> list[str]:
 def text(record: dict[str, Any], pictures: list[str]) -> str:
     """The text of the page in Markdown."""
     workloads = record["results"]["workloads"]
-    parts = [HEAD, _machine(record), "## Time to target accuracy\n", _summary(workloads)]
+    parts = [HEAD, _summary(workloads)]
     parts += [f"![{name}]({name})\n" for name in pictures[:1]]
-    parts += ["## Where pdbo is behind\n", _behind(workloads), "## Details\n", TERMS]
+    parts += ["## Where pdbo is behind\n", _behind(workloads), "## Details\n"]
     parts += [_folded(_title(w), _detail(w)) for w in workloads.values()]
     growth = [_growth(record["results"]["scaling"])]
     growth += [f"![{name}]({name})\n" for name in pictures[1:]]
     parts += [_folded("How the cost grows", "\n".join(growth))]
-    parts += [_folded("Versions and settings", f"{_versions(record)}\n{_settings(workloads)}")]
+    how = f"{METHOD}\n{TERMS}\n{_machine(record)}\n{_versions(record)}"
+    parts += [_folded("How it was measured", how)]
     return "\n".join(parts)
 
 
@@ -134,7 +138,7 @@ def _told(entry: dict[str, Any], ours: dict[str, Any], key: str) -> str:
         return "never"
     value = _seconds(entry[key])
     against = ratio(entry, ours, key)
-    return value if entry is ours or against is None else f"{_times(against)} ({value})"
+    return value if entry is ours or against is None else _times(against)
 
 
 def _behind(workloads: dict[str, Any]) -> str:
@@ -167,17 +171,14 @@ def _behind(workloads: dict[str, Any]) -> str:
                         f"{_seconds(ours['total_seconds'])}, of which {_seconds(compiling)} are "
                         f"XLA's compiler and {_seconds(ours['startup_seconds'])} imports."
                     )
-    for name, found in memory.items():
-        lines.append(
-            f"- memory, {name}: {_times(min(found))} to {_times(max(found))} of pdbo's on "
-            f"{len(found)} of {len(workloads)} workloads."
-        )
+    if memory:
+        ranges = [f"{n} {_times(min(v))} to {_times(max(v))}" for n, v in memory.items()]
+        lines.append(f"- Memory, on the workloads where it is less: {', '.join(ranges)} of pdbo's.")
     tiny = workloads.get("counter-10", {}).get("entries", {}).get(OURS)
     if memory and tiny:
         lines.append(
-            "  The limit is the compiler again: on the counter-example with n = 10 the arrays take "
-            f"less than a kilobyte and pdbo takes {tiny['peak_bytes'] / 1e6:.0f} MB, all of it for "
-            "XLA and the programs it compiled. This does not grow with the inner steps; see below."
+            f"  Even the smallest problem takes {tiny['peak_bytes'] / 1e6:.0f} MB, for XLA and the "
+            "programs it compiled. This does not grow with the inner steps."
         )
     return "\n".join(lines or ["Nowhere."]) + "\n"
 
@@ -258,15 +259,6 @@ def _versions(record: dict[str, Any]) -> str:
             found = peer["versions"]
             rows.append([name, ", ".join(f"{k} {found[k]}" for k in kept if k in found)])
     return _table(rows) if len(rows) > 1 else ""
-
-
-def _settings(workloads: dict[str, Any]) -> str:
-    rows = [["workload", "library", "best setting"]]
-    for w in workloads.values():
-        for name, e in w["entries"].items():
-            if "settings" in e:
-                rows.append([w["title"], name, f"`{json.dumps(e['settings'])}`"])
-    return _table(rows)
 
 
 def _table(rows: list[list[str]]) -> str:

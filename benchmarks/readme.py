@@ -325,7 +325,9 @@ def short() -> str:
         mine = name.startswith(OURS)
         untuned = name in (f"{OURS}, untuned", "scikit-learn")
         cells += ["yes" if mine else "no", "no" if untuned else "yes"]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
+        used = {e["settings"].get("solver", "AutoPDBO") for e, _ in tried} if mine else ()
+        which = f" ({' or '.join(sorted(used, reverse=True))})" if used else ""
+        rows.append(f"| {name}{which} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -16,13 +16,15 @@ def run(name: str) -> str:
 
 
 def page(name: str, printed: str) -> str:
-    """The page of an example: its description, output, figure and source."""
+    """The page of an example: its description, output, figure with caption, and source."""
     text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text())) or ""
     title, _, rest = text.partition("\n")
+    about, _, caption = rest.strip().partition("\n\nFigure: ")
+    caption = caption.replace("\n", " ")
     return (
-        f"---\nhide: [toc]\n---\n\n# {title.rstrip('.')}\n\n{rest.strip()}\n\n"
+        f"---\nhide: [toc]\n---\n\n# {title.rstrip('.')}\n\n{about}\n\n"
         f"```text\n{printed}```\n\n"
-        f"![Figure drawn by {name}.py]({name}.png)\n\n"
+        f"![{caption}]({name}.png)\n\n{caption[0].upper()}{caption[1:]}\n\n"
         f'``` {{.py title="examples/{name}.py"}}\n--8<-- "examples/{name}.py"\n```\n'
     )
 

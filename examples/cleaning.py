@@ -3,6 +3,8 @@
 A third of the training labels are wrong. Every image has a weight sigmoid(x) in the training loss,
 learnt so that the classifier does well on a small clean set. The inner problem is strongly convex,
 so implicit differentiation works well here.
+
+Figure: how many images got which weight, by whether their label is right.
 """
 
 import jax

@@ -2,6 +2,8 @@
 
 An Equinox module is a pytree: its arrays are y, the logarithms of the decays are x, and both move
 together. The bound on the multiplier keeps fixed steps stable.
+
+Figure: the trained network, the training data and the validation data.
 """
 
 import equinox as eqx

@@ -2,6 +2,8 @@
 
 Every fifth target is corrupted. Each example has a weight sigmoid(x) in the training loss, learnt
 so that the network does well on a few clean points.
+
+Figure: the weight learnt for each training example; orange ones are corrupted.
 """
 
 import jax

@@ -1,7 +1,8 @@
 """Fair reweighting: training weights of two groups, chosen so that the worse-off group does well.
 
-The minority has few examples and a different relation between inputs and labels. The weights x of
-the groups, in the simplex, are learnt on a smooth maximum of the groups' validation losses.
+The minority is small. The weights minimise a smooth maximum of the groups' validation losses.
+
+Figure: the validation losses of both groups, with weights by size and with those learnt.
 """
 
 import jax
@@ -42,10 +43,9 @@ def worst(x, w, data):
 
 problem = pdbo.Problem(worst, training, (train, valid), x_set=pdbo.Simplex(1.0))
 x0, y0 = SIZES / SIZES.sum(), jnp.zeros(2)  # by size: every example has the same weight
-solver = pdbo.solvers.AIDConjugateGradient(1.0, inner_step=1.0, inner_steps=10, linear_steps=5)
 
 if __name__ == "__main__":
-    sol = pdbo.solve(problem, x0, y0, solver)
+    sol = pdbo.solve(problem, x0, y0)
     descend = lambda _, w: w - jax.grad(training, 1)(x0, w, problem.data)  # noqa: E731
     plain = jax.lax.fori_loop(0, 500, descend, y0)
     axes = (figure := Figure(figsize=(5, 3.2), layout="constrained")).subplots()

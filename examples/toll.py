@@ -3,6 +3,8 @@
 The owner sets the tolls x of two roads. Drivers split over these and a free one, y in the simplex,
 until nobody gains by changing: they minimise Beckmann's potential of travel time and tolls.
 Eliminating the tolls leaves a concave quadratic, so the answer can be checked by hand.
+
+Figure: the shares of drivers on the roads at the best tolls.
 """
 
 import jax

@@ -2,6 +2,9 @@
 
 The inner function does not depend on y[1], so every inner problem has a line of minimisers. Run
 `python examples/toy.py`; it prints a table and draws `toy.png` in the current folder.
+
+Figure: left, the paths in the plane of x and y[1]; right, f along the iterations. The paths of the
+two rivals coincide.
 """
 
 import jax.numpy as jnp

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from pdbo.app import cli, inputs
+from pdbo.app import cli, folders, inputs
+from pdbo.app.errors import InputError
 
 PROBLEM = """
 import jax.numpy as jnp
@@ -237,7 +238,7 @@ def test_an_interrupted_run_is_resumed(tmp_path, capsys):
     assert (out / "index.html").exists()
 
 
-def test_solve_prints_the_certificate_and_keeps_record_figure_and_page(file, tmp_path, capsys):
+def test_solve_prints_the_certificate_and_keeps_record_and_page(file, tmp_path, capsys):
     out = tmp_path / "solution"
     arguments = ["solve", f"{file}:problem", "--solver", "PDBO", "--tol", "1e-3", "--out", str(out)]
     code = cli.run(arguments)
@@ -245,14 +246,62 @@ def test_solve_prints_the_certificate_and_keeps_record_figure_and_page(file, tmp
     assert code == 0, said.err
     assert "eps is" in said.out or "Exact" in said.out
     assert "x = " in said.out and "gradients of g" in said.out
-    for name in ("solve/record.json", "solve/arrays.npz", "figures/solve.pdf", "index.html"):
+    for name in ("solve/record.json", "solve/arrays.npz", "index.html"):
         assert (out / name).stat().st_size > 0
+    assert not (out / "figures").exists()  # the page draws them itself; `pdbo report` writes files
     assert cli.run(arguments) == 2  # occupied
     again = [*arguments, "--force", "--steps", "1"]
     assert cli.run([*again, "--tol", "1e-9", "--x0", "[[", "--y0", "1"]) == 2
     capsys.readouterr()
     assert cli.run([*again, "--x0", "3", "--y0", "[0, 1]"]) == 1
     assert "The step budget was used up" in capsys.readouterr().err
+
+
+def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("PDBO_CACHE", str(tmp_path / "a" / "b"))
+    assert folders.programs() == tmp_path / "a" / "b" and (tmp_path / "a" / "b").is_dir()
+    monkeypatch.setenv("PDBO_CACHE", "")
+    assert folders.programs() is None
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PDBO_CACHE", str(tmp_path / "file" / "b"))
+    assert folders.programs() is None
+    monkeypatch.delenv("PDBO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert folders.programs() == tmp_path / "pdbo"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    assert folders.programs() is None
+
+
+SOLVERS = """
+import pdbo
+Mine = pdbo.PDBO
+tuned = pdbo.PDBO(primal_step=0.05)
+Needy = pdbo.solvers.Solver
+number = 3
+"""
+
+
+def test_a_solver_of_ones_own_is_a_class_or_an_instance(tmp_path, capsys):
+    from pdbo.app.user import load_solver
+
+    path = tmp_path / "mine.py"
+    path.write_text(SOLVERS)
+    for name in ("Mine", "tuned"):
+        found, solver = load_solver(path, name)
+        assert found == name and type(solver).__name__ == "PDBO"
+    assert float(solver.schedule.primal) == pytest.approx(0.05)
+    for name, match in (("number", "must be a pdbo.solvers.Solver, got int"), ("Needy", "Needy"),
+                        ("absent", "must be a pdbo.solvers.Solver")):  # fmt: skip
+        with pytest.raises(InputError, match=match):
+            load_solver(path, name)
+    there = ["--out", str(tmp_path / "out")]
+    for words, match in (
+        (["toy", "--solver", f"{path}:Mine"], "--solver is for the scoreboard"),
+        (["problems", "--solver", "mine.py"], "the solver is named as FILE.py:NAME"),
+    ):
+        assert cli.run(["reproduce", *words, *there]) == 2
+        assert match in capsys.readouterr().err
 
 
 def test_unexpected_errors_are_one_sentence_unless_debugging(monkeypatch, capsys, tmp_path):

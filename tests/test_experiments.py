@@ -57,15 +57,12 @@ def test_every_experiment_leaves_a_record_figures_and_a_place_on_the_page(result
 
 
 def test_same_seed_same_bytes(results, quick_run):
-    """By experiments that share their code with the others."""
-    names = ("paths", "digits")
-    again = quick_run("second", *names)
-    for name in names:
-        for file in (folders.RECORD, folders.ARRAYS):
-            assert (again / name / file).read_bytes() == (results / name / file).read_bytes()
-    timed = {"digits"}  # drawn against seconds
-    drawn = [f for f in sorted((again / "figures").iterdir()) if f.stem not in timed]
-    assert "paths" in {figure.stem for figure in drawn}
+    """By an experiment that shares its code with the others, in another process."""
+    again = quick_run("second", "paths")
+    for file in (folders.RECORD, folders.ARRAYS):
+        assert (again / "paths" / file).read_bytes() == (results / "paths" / file).read_bytes()
+    drawn = sorted((again / "figures").iterdir())
+    assert {figure.stem for figure in drawn} == {"paths", "paths-where"}
     for figure in drawn:
         assert (results / "figures" / figure.name).read_bytes() == figure.read_bytes()
 
@@ -90,7 +87,7 @@ assert 'jax' not in sys.modules
 def test_report_needs_the_records_alone(results, tmp_path):
     for name in DEFAULT:
         shutil.copytree(results / name, tmp_path / name)
-    drawn = ("paths", "digits")
+    drawn = ("paths", "paths-where")
     subprocess.run([sys.executable, "-c", REPORT, tmp_path, *drawn], check=True)
     assert (tmp_path / "index.html").read_bytes() == (results / "index.html").read_bytes()
     figures = sorted((tmp_path / "figures").iterdir())
@@ -174,8 +171,8 @@ def test_what_the_paper_shows_on_the_toy_problem(results):
     assert np.all(ends["Proximal-PDBO"] <= 1e-2)
     assert np.all(ends["AID-FP"] >= 0.5)
     assert np.all(ends["ITD-R"] >= 0.5)
-    (figure,) = toy.figures(record)
-    assert len(figure.panels) == 9
+    figure, where = toy.figures(record)
+    assert len(figure.panels) == 9 and len(where.panels) == 2
     assert all(len(panel.curves) == 6 for panel in figure.panels)
     x, y2 = record["AID-FP.x"][0, -1], 0.5
     assert (
@@ -242,6 +239,39 @@ def test_fixed_steps_fail_on_the_sine_problem_and_the_automatic_solver_does_not(
     assert last["AID-FP"] > 1
     assert record["PDBO.multiplier"][0, -1] > 20
     assert last["AutoPDBO"] <= 1e-3
+
+
+def test_sweeps_agree_with_the_runs_at_the_settings_of_the_paper(results):
+    """One of the values tried is what the experiment itself runs with, in another program."""
+    toy, record = load("toy"), records.read(results / "toy")
+    at = (list(toy.OUTER_STEPS).index(0.2), list(toy.AVERAGING).index(0.5))
+    own = [toy._arrival(record, "BigSAM+ITD", start) for start in (0, 1)]
+    assert record["sweep.arrival"][at].tolist() == own
+    paths, record = load("paths"), records.read(results / "paths")
+    np.testing.assert_allclose(
+        record["sweep.drift"][paths.SMOOTHING.index(1e-4)], paths._drift(record["multiplier"])
+    )
+    sine, record = load("sine"), records.read(results / "sine")
+    last = {m: sine.measures(record, m)["worst"][-1] for m in ("PDBO", "BigSAM+ITD")}
+    at = (list(sine.PRIMAL).index(0.2), list(sine.FIRST).index(2.0))
+    np.testing.assert_allclose(record["sweep.first multiplier"][at], last["PDBO"], rtol=1e-6)
+    weight = list(sine.TRIED["averaging of BigSAM"][2]).index(0.5)
+    averaged = record["sweep.averaging of BigSAM"][weight]
+    np.testing.assert_allclose(averaged, last["BigSAM+ITD"], rtol=1e-6)
+    record = records.read(results / "digits")
+    np.testing.assert_allclose(record["sweep.own"][0], record["PDBO.own"])
+
+
+def test_captions_name_the_settings_at_which_a_claim_would_hold(results):
+    paths, record = load("paths"), records.read(results / "paths")
+    drift = record["sweep.drift"]
+    caption = paths.figures(record)[-1].caption
+    held = [a for a, row in zip(paths.SMOOTHING, drift, strict=True) if max(row) <= paths.SETTLED]
+    assert 0 < len(held) < len(drift) and _views.listed(np.array(held)) in caption
+    never = without(record, **{"sweep.drift": np.ones_like(drift)})
+    assert "smoothings none" in paths.figures(never)[-1].caption
+    assert _views.listed(np.array([0.1])) == "0.1"
+    assert _views.listed(np.array([0.1, 2.0, 3.0])) == "0.1, 2 and 3"
 
 
 def test_the_theorems_hold(results):
@@ -457,11 +487,17 @@ def test_scores_count_what_stays_solved_on_both_sides_of_f_star():
 
 
 def test_scoreboard(monkeypatch, tmp_path):
+    import pdbo
+
     module = load("problems")
     monkeypatch.setattr(module, "QUICK", ("mb-3.18",))
     monkeypatch.setattr(module, "QUICK_RIVALS", ("PDBO",))
-    record = runner.run(module, "problems", 1, True, iter)
+    mine = ("PDBO", pdbo.PDBO())  # a solver of one's own, here with the name of another
+    record = runner.run(module, "problems", 1, True, iter, own=mine)
     assert record["AutoPDBO.solved"].shape == (1, 16)
+    for key in ("solved", "f_error", "gap", "steps", "calls"):
+        np.testing.assert_array_equal(record[f"PDBO (own).{key}"], record[f"PDBO.{key}"])
+    assert "PDBO (own)" in [row[0] for row in module.tables(record)[0].rows]
     # what the runs ended with, against the definition of solved
     near = record["AutoPDBO.f_error"] <= 1e-2
     np.testing.assert_array_equal(

@@ -152,3 +152,11 @@ def test_derivatives_of_solve_are_refused():
     with pytest.raises(pdbo.ProblemError, match="solve cannot be differentiated"):
         jax.grad(value)(1.0)
     assert np.isfinite(jax.jit(jax.vmap(value))(jnp.ones(2))).all()
+
+    def closed_over(a):
+        return pdbo.solve(
+            pdbo.Problem(lambda x, y: (y - a) ** 2, lambda x, y: (y - x) ** 2), 1.0, 0.0
+        ).f
+
+    with pytest.raises(pdbo.ProblemError, match=r"pass it in data=.*pdbo.inner_solution"):
+        jax.grad(closed_over)(1.0)

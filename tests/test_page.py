@@ -111,6 +111,17 @@ def test_links_lead_to_files(results):
     }
 
 
+def test_claims_that_do_not_hold_lead_to_where_they_would(results):
+    text = (results / "index.html").read_text()
+    found = Outline(text).found
+    ids = {a["id"] for _, a in found if "id" in a}
+    targets = {a["href"][1:] for t, a in found if t == "a" and a["href"].endswith("-where")}
+    assert targets == {f"{name}-where" for name in ("toy", "paths", "sine")}  # digits: too small
+    assert targets <= ids
+    held = re.findall(r'<li class="claim yes">(.*?)</li>', text, re.S)
+    assert held and not [claim for claim in held if "-where" in claim]
+
+
 def test_hostile_names_stay_text(hostile):
     text = hostile.read_text()
     data = check_markup(text)

@@ -84,6 +84,15 @@ def test_f_is_told_at_what_the_follower_answers(solution):
         assert float(early.f_resolved) == pytest.approx(by_hand)
 
 
+def test_saved_and_best_solutions_tell_what_the_follower_answers(solution, tmp_path):
+    pdbo.save(tmp_path / "kept", solution)
+    again = pdbo.load(tmp_path / "kept", cases.toy())
+    assert float(again.f_resolved) == float(solution.f_resolved)
+    best = pdbo.multistart(cases.toy(), 2.0, np.array([0.5, 0.5]), starts=2)
+    np.testing.assert_allclose(best.y_resolved, [1.0, 1.0], atol=1e-9)
+    assert float(best.f_resolved) == pytest.approx(0, abs=1e-12)
+
+
 def test_a_relaxed_answer_that_the_follower_does_not_give_is_warned_of():
     """y is 0.3 off the follower's answer, and a relaxed certificate is said to hold there."""
     early = pdbo.solve(cases.toy(), 1.0, np.array([0.7, 1.0]), pdbo.PDBO(), steps=1, tol=None)

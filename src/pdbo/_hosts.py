@@ -29,7 +29,7 @@ def distributed(
 
     Every process runs the same program and enters this before its first JAX computation:
 
-        with pdbo.distributed() as rank:
+        with pdbo.hosts.distributed() as rank:
             solution = pdbo.solve(pdbo.shard(problem), x0, y0)
 
     JAX finds missing arguments under SLURM, Kubernetes and Open MPI. With `processes` and `rank`

@@ -12,6 +12,7 @@ from ._driver import chosen
 from ._errors import CheckpointError
 from ._precision import has_double, returned, to_float64
 from ._problem import Problem, check_problem
+from ._resolve import answering
 from ._solution import Solution
 from ._solver import Solver
 from .checkpoint.description import check_description, decode
@@ -47,11 +48,11 @@ def load(
     saved = _saved(path)
     solver = streamed(problem, part_of(solver, saved.header))
     if not _in_double(saved, solver):
-        return problem.left(_loaded(saved, problem, solver, x0, y0))
+        return problem.left(answering(_loaded(saved, problem, solver, x0, y0), problem))
     with jax.enable_x64(True):
         x0, y0 = trees.astype((x0, y0), jnp.float64)
         solution = _loaded(saved, to_float64(problem), solver, x0, y0)
-    return problem.left(returned(solution))
+    return problem.left(answering(returned(solution), problem))
 
 
 def _saved(path: str | os.PathLike[str]) -> Saved:

@@ -78,6 +78,8 @@ def multistart(
         steps, tol, every: as in `solve`, for each start.
         key: a PRNG key for the spread and for solvers that draw random numbers.
     """
+    from ._resolve import with_answer  # most sessions do without it
+
     check_problem(problem)
     solver = chosen(solver)
     options = Options(steps=steps, tol=tol, every=every, key=key)
@@ -88,7 +90,8 @@ def multistart(
     problem, x0, y0 = problem.entered(x0, y0)
     x0s, y0s = problem.arrays(x0s, y0s)
     if problem.coupled:
-        return _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, radius, options)
+        best = _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, radius, options)
+        return with_answer(best, problem, tol)
     with session(Start(problem, x0, y0), solver) as start:
         if start.coarse is not None:
             x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
@@ -97,7 +100,7 @@ def multistart(
         if batch is None:
             batch = _batch(start.problem, x0s, y0s, solver, keys, tol, steps, every)
         best = _best(start.problem, batch, float(tol))
-    return problem.left(returned(best))
+    return problem.left(with_answer(returned(best), problem, tol))
 
 
 def _coupled(

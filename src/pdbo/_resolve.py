@@ -22,10 +22,21 @@ S = TypeVar("S", bound=Solution)
 
 
 def with_answer(solution: S, problem: Problem, tol: float) -> S:
-    """The solution with f at the inner problem solved again from y.
+    """`answering`, which is looked at here if the certificate is relaxed.
 
-    It is computed when it is looked at. If the certificate is relaxed, y may lie beside what the
-    follower answers, so it is looked at here.
+    Then y may lie beside what the follower answers.
+    """
+    solution = answering(solution, problem, tol)
+    relaxed = not solution.is_pending and solution.ok and not solution.certificate.exact  # type: ignore
+    if relaxed:
+        solution.answer.look()  # type: ignore
+    return solution
+
+
+def answering(solution: S, problem: Problem, tol: float = 1e-4) -> S:
+    """The solution with f at the inner problem solved again from y, computed when looked at.
+
+    A warning says so if this f differs from the solution's by more than `tol`, relatively.
     """
     point, f = (solution.x, solution.y), float(solution.f)
 
@@ -39,11 +50,7 @@ def with_answer(solution: S, problem: Problem, tol: float) -> S:
             )
         return answer
 
-    solution = dataclasses.replace(solution, answer=Pending(compute))
-    relaxed = not solution.is_pending and solution.ok and not solution.certificate.exact  # type: ignore
-    if relaxed:
-        solution.answer.look()  # type: ignore
-    return solution
+    return dataclasses.replace(solution, answer=Pending(compute))
 
 
 def answered(problem: Problem, x: PyTree, y: PyTree) -> Answer:

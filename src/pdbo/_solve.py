@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -100,6 +101,14 @@ def _entered(given: Start, solver: Solver | None, options: Options) -> Solution:
     except SolveError as error:
         error.solution = problem.left(error.solution)
         raise
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+        if traced(problem, x, y):
+            raise
+        raise ProblemError(
+            "f or g use a value from outside that jax.grad, jit or vmap traces: pass it in data=. "
+            "To differentiate, put it into x, or use pdbo.inner_solution(problem, x, y0): solve "
+            "itself has no derivative."
+        ) from None
 
 
 def _state(state: object, x0: PyTree, y0: PyTree) -> State | None:

@@ -261,10 +261,11 @@ def solve(
     rank: Rank = None,
     heartbeat: Heartbeat = None,
 ) -> int:
-    """Solve a problem of your own: print its certificate, write a record, a figure and a page.
+    """Solve a problem of your own: print its certificate, write a record and a page.
 
     NAME is a pdbo.Problem in the file. The start is given by --x0 and --y0, or by x0 and y0 in the
-    file. A checkpoint is written every minute and when the run is interrupted.
+    file. A checkpoint is written every minute and when the run is interrupted. `pdbo report` writes
+    the page's figures as files, too.
 
     With --distributed, start the same command once per process. SLURM, Kubernetes and Open MPI
     number the processes; elsewhere give --processes and --rank, and --address if they run on
@@ -278,7 +279,6 @@ def solve(
     if force and resume:
         raise InputError("--force starts again and --resume carries on: give only one of them.")
     remedy = "carry on there with --resume or replace what is there with --force"
-    inputs.need("matplotlib")
     options = {"address": address, "processes": processes, "rank": rank, "heartbeat": heartbeat}
     try:
         with _together(distributed, {k: v for k, v in options.items() if v is not None}) as rank:
@@ -291,7 +291,7 @@ def solve(
                 path, name, given, chosen, steps=steps, tol=tol, every=every, seed=seed, out=out,
                 checkpoint=out / CHECKPOINT, resume=resume, rank=rank if distributed else None,
             )  # fmt: skip
-            code = _report(out) if rank == 0 else OK
+            code = _report(out, files=False) if rank == 0 else OK
     except (KeyboardInterrupt, Terminated) as cause:
         raise Interrupted(cause, _again()) from None
     if failure:
@@ -336,7 +336,6 @@ def _get_ready() -> None:
     From here on the run itself handles an interrupt.
     """
     import jax
-    import matplotlib.figure  # noqa: F401
 
     from .. import solve  # noqa: F401
     from .folders import programs
@@ -358,13 +357,13 @@ def _again() -> str:
     return shlex.join(["pdbo", *given, "--resume"])
 
 
-def _report(folder: pathlib.Path) -> int:
+def _report(folder: pathlib.Path, files: bool = True) -> int:
     """Build the page and print its path; a damaged record is named and counts as bad input."""
     from .records import RecordError
     from .report import build
 
     try:
-        page, damaged = build(folder)
+        page, damaged = build(folder, files)
     except RecordError as error:
         raise InputError(str(error)) from None
     if page is not None:

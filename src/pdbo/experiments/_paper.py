@@ -1,7 +1,7 @@
 """The paper's two synthetic problems, its five methods and their settings."""
 
 from .. import PDBO, Problem, Solver, presets
-from ..presets._rows import PAPER
+from ..presets._rows import PAPER, solver_of
 from ..problems import get
 from ._results import Settings
 
@@ -34,6 +34,12 @@ def sine() -> Problem:
 def pdbo() -> PDBO:
     """PDBO with the paper's settings."""
     return PDBO(**_PDBO)
+
+
+def varied(name: str, **settings: float) -> Solver:
+    """One of the five methods with some of the paper's settings replaced."""
+    row = PAPER[name]
+    return solver_of(row.solver, {**row.settings, **settings})
 
 
 def methods() -> dict[str, Solver]:

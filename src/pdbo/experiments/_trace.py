@@ -70,6 +70,27 @@ def trace(
     return _timed(batch, [(solver, problem, x0, y0, jax.random.key(seed))])[0]
 
 
+def sweep(
+    problem: Problem,
+    solvers: Sequence[Solver],
+    x0: PyTree,
+    y0: PyTree,
+    *,
+    steps: int,
+    every: int = 1,
+    seed: int = 0,
+    observe: Observe = point,
+    batched_problem: bool = False,
+) -> Trace:
+    """`trace` for solvers that differ in numbers only; rows begin with an axis for the solvers."""
+    numbers, rest = zip(*(eqx.partition(s, eqx.is_array) for s in solvers), strict=True)
+    many = eqx.combine(jax.tree.map(lambda *v: jnp.stack(v), *numbers), rest[0])
+    starts = (None, eqx.if_array(0) if batched_problem else None, 0, 0, None)
+    batch = eqx.filter_vmap(_path(steps, every, observe), in_axes=starts)
+    batch = eqx.filter_vmap(batch, in_axes=(eqx.if_array(0), None, None, None, None))
+    return _timed(batch, [(many, problem, x0, y0, jax.random.key(seed))])[0]
+
+
 def trace_each(
     problems: Sequence[Problem],
     solver: Solver,

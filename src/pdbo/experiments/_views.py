@@ -127,6 +127,18 @@ def fates(found: dict[str, str]) -> str:
     return "; ".join(parts) + "."
 
 
+def level(label: str, x: np.ndarray, value: float) -> Curve:
+    """A horizontal line over the range of x."""
+    ends = np.array([np.min(x), np.max(x)], float)
+    return Curve(label, ends, np.full(2, value))
+
+
+def listed(values: np.ndarray) -> str:
+    """Numbers in a sentence: "0.1, 0.2 and 0.5", or "none"."""
+    words = [f"{v:g}" for v in values]
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else (words or ["none"])[0]
+
+
 def counted(values: np.ndarray) -> np.ndarray:
     """0, 1, 2, ..., one for each value."""
     return np.arange(len(values))

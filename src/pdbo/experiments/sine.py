@@ -3,13 +3,25 @@
 import numpy as np
 
 from ._results import Claim, Record, Results, Track
-from ._views import Curve, Figure, Panel, Scene, Table, counted, fates
+from ._views import Curve, Figure, Panel, Scene, Table, counted, fates, level, listed
 from .toy import AUTO, METHODS, SHOWN
 
 STARTS = np.array([[3, 3], [-4, 1], [6, -2], [1, 7], [-6, -6], [0, 0.5]], float)
 """The paper's start, and five more for the page's landscape."""
 BEST = -np.pi / 4  # x* and y*
 VALUE = np.pi**2 / 8  # f*
+TRIED = {
+    "multiplier bound": ("PDBO", "dual_bound", np.array([1.0, 2, 3, 5, 10, 20, 50])),
+    "multiplier bound, proximal": (
+        "Proximal-PDBO", "dual_bound", np.array([1.0, 2, 3, 5, 10, 20, 50]),
+    ),
+    "averaging of BigSAM": (
+        "BigSAM+ITD", "averaging", np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9]),
+    ),
+}  # fmt: skip
+"""What the paper leaves open here: the method, its setting and the values to try."""
+FIRST, PRIMAL = np.array([0.0, 0.5, 1, 2, 5]), np.array([0.05, 0.1, 0.2])
+"""First multipliers and primal steps of PDBO to try; the paper's are 2 and 0.2."""
 NEAR = 0.01  # both |f - f*| and the inner gap must be this small at an optimum
 
 
@@ -29,8 +41,39 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
         found = trace(sine(), solvers[name], x0, y0, steps=steps, seed=seed)
         arrays |= {f"{name}.{k}": v for k, v in found.rows.items()}
         calls[name], seconds[name] = found.calls, found.seconds
-    settings = SETTINGS | {"iterations": steps, "starts (x, y)": STARTS.tolist()}
+    arrays |= _sweep(steps, seed)
+    settings = SETTINGS | {
+        "iterations": steps, "starts (x, y)": STARTS.tolist(),
+        **{f"{name} tried": values.tolist() for name, (_, _, values) in TRIED.items()},
+        "first multipliers tried": FIRST.tolist(), "primal steps tried": PRIMAL.tolist(),
+    }  # fmt: skip
     return Results(settings, arrays, calls, seconds)
+
+
+def _sweep(steps: int, seed: int) -> dict[str, np.ndarray]:
+    """The last errors from the paper's start with other values of what it leaves open."""
+    import jax.numpy as jnp
+
+    from ._paper import sine, varied
+    from ._trace import sweep
+
+    x0, y0 = (jnp.asarray(column) for column in STARTS[:1].T)
+
+    def last(solvers: list) -> np.ndarray:
+        rows = sweep(sine(), solvers, x0, y0, steps=steps, every=steps, seed=seed).rows
+        return error(rows["x"][:, 0, -1], rows["y"][:, 0, -1])
+
+    found = {
+        f"sweep.{name}": last([varied(method, **{setting: v}) for v in values])
+        for name, (method, setting, values) in TRIED.items()
+    }
+    grid = [varied("PDBO", primal_step=p, multiplier0=m) for p in PRIMAL for m in FIRST]
+    return found | {"sweep.first multiplier": last(grid).reshape(len(PRIMAL), len(FIRST))}
+
+
+def error(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The larger of |f - f*| and the inner gap."""
+    return np.maximum(np.abs(x**2 + y**2 - VALUE), np.sin(x + y) + 1)
 
 
 def measures(record: Record, method: str, start: int = 0) -> dict[str, np.ndarray]:
@@ -41,7 +84,7 @@ def measures(record: Record, method: str, start: int = 0) -> dict[str, np.ndarra
         "x": np.abs(x - BEST),
         "y": np.abs(y - BEST),
         "gap": np.sin(x + y) + 1,
-        "worst": np.maximum(np.abs(x**2 + y**2 - VALUE), np.sin(x + y) + 1),
+        "worst": error(x, y),
     }
 
 
@@ -83,7 +126,58 @@ def figures(record: Record) -> list[Figure]:
             pdbo_panel("(f) iterate", "x", "x", False),
         ],
     )
-    return [first, why]
+    return [first, why, _where(record)]
+
+
+def _where(record: Record) -> Figure:
+    """The last errors for other values of what the paper leaves open."""
+    tried = {name: np.array(record.settings[f"{name} tried"]) for name in TRIED}
+    bounds, weights = tried["multiplier bound"], tried["averaging of BigSAM"]
+    capped = np.maximum(
+        record["sweep.multiplier bound"], record["sweep.multiplier bound, proximal"]
+    )
+    rival = float(min(measures(record, m)["worst"][-1] for m in ("ITD-R", "AID-FP")))
+    averaged = record["sweep.averaging of BigSAM"]
+    best = float(capped.min())
+    first, steps = (
+        np.array(record.settings[k]) for k in ("first multipliers tried", "primal steps tried")
+    )
+    by_bound = [
+        Curve("PDBO", bounds, record["sweep.multiplier bound"], points=True),
+        Curve("Proximal-PDBO", bounds, record["sweep.multiplier bound, proximal"], points=True),
+        level("AID-FP and ITD-R, the better", bounds, rival),
+        level("BigSAM+ITD", bounds, float(measures(record, "BigSAM+ITD")["worst"][-1])),
+    ]
+    by_first = [
+        Curve(f"PDBO, primal step {step:g}", first, row, points=True)
+        for step, row in zip(steps, record["sweep.first multiplier"], strict=True)
+    ]
+    by_weight = [
+        Curve("half of BigSAM+ITD", weights, averaged / 2, points=True),
+        level("PDBO and Proximal-PDBO, the worse, best bound", weights, best),
+    ]
+    y = "last error"
+    caption = (
+        "Where the paper's sentences would hold. The error is the larger of |f - f*| and the inner "
+        "gap after the last iteration. The paper does not give the bound B on the multiplier. "
+        "PDBO, Proximal-PDBO and BigSAM+ITD all end better than AID-FP and ITD-R with these B: "
+        f"{listed(bounds[capped < rival])}. With B = {bounds[np.argmin(capped)]:g} and these "
+        "averaging weights of BigSAM, PDBO and Proximal-PDBO have less than half of BigSAM+ITD's "
+        f"error: {listed(weights[best < averaged / 2])}. "
+        "(h) has no bound: the smallest error there is "
+        f"{record['sweep.first multiplier'].min():.2g}."
+    )
+    return Figure(
+        "sine-where",
+        caption,
+        [
+            Panel("(g) bound on the multiplier", "B", y, by_bound, True, True),
+            Panel(
+                "(h) first multiplier and primal step", "first multiplier", y, by_first, False, True
+            ),
+            Panel("(i) averaging of BigSAM", "averaging weight", y, by_weight),
+        ],
+    )
 
 
 def claims(record: Record) -> list[Claim]:

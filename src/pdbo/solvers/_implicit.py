@@ -32,9 +32,9 @@ class ImplicitState(NamedTuple):
 class Implicit(Solver):
     r"""Newton's method on f along the inner minima: exact up to rounding.
 
-    At an inner minimum let $H = g_{yy}$ on the face of Y that y is on. Where H is regular the inner
+    At an inner minimum let $H = g_{yy}$ on the face of Y that y is on. If H is regular, the inner
     minimum follows x, $dy = -H^{-1} g_{yx}\,dx$, and f has the implicit gradient
-    $f_x + g_{xy} v$ with $H v = -f_y$. Where H is singular the inner minimum is not unique: along
+    $f_x + g_{xy} v$ with $H v = -f_y$. If H is singular, the inner minimum is not unique: along
     the null space of H y moves with f itself. The tangent space of both kinds is that of the
     constraint $g_y = 0$, and the Lagrangian $f + \langle v, g_y\rangle$ has second derivatives on
     it. A step is Newton's on that space, followed by an inner solve. There is no slack and no
@@ -44,7 +44,7 @@ class Implicit(Solver):
        are compared with what rounding explains: nothing depends on the units of f, g, x or y.
     2. **Faces.** The derivative of the projection onto Y (onto X) tells which directions are open.
        If f has a kink where the face changes, the pieces on both sides make the step.
-    3. **Saddles.** Where f curves down the step follows the descent, from a maximum either way.
+    3. **Saddles.** If f curves downwards, the step follows the descent; from a maximum, either way.
 
     It runs on the host, around a few small compiled programs, so that the first call takes a
     fraction of a second. Beyond 500 entries of x or y there are no matrices: conjugate
@@ -53,10 +53,10 @@ class Implicit(Solver):
 
     Under jit and vmap, on a mesh and beyond ten million numbers it is one compiled program: the
     method for large problems, with eigenvalues in place of conjugate residuals up to 50 entries of
-    y, in the precision of the start; single precision is for inner problems of a condition up to
-    about 1e3. That takes seconds to compile and then less time than on the host. It neither looks
-    for other valleys nor makes steps from both sides of a kink, and does not leave a maximum of f
-    that it starts from.
+    y, in the precision of the start; single precision is for inner problems with a condition number
+    up to about 1e3. That takes seconds to compile and then less time than on the host. It neither
+    looks for other valleys nor makes steps from both sides of a kink, and does not leave a maximum
+    of f that it starts from.
 
     Arguments:
         compiled: whether to run as one compiled program outside of jit and vmap, too.

@@ -87,7 +87,7 @@ class PDBO(GradientSolver):
             theory's output is the average, that of constant steps the last iterate).
         outer: an Optax transformation for the steps in x, in place of the primal step.
         inner: one for the steps in y, of their direction over $\max(1, \lambda_{t+1})$, and in
-            $\hat y$. Where `inner_start` is not "warm", it begins again with every inner start.
+            $\hat y$. If `inner_start` is not "warm", it begins again with every inner start.
 
     Reference: Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel Optimization with
     Multiple Inner Minima (2022), Algorithm 1.

@@ -13,8 +13,11 @@ from ._draw import FORMATS, draw
 from ._page import Section, page
 
 
-def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
-    """Draw every figure of the records in a folder and write the page.
+def build(folder: pathlib.Path, files: bool = True) -> tuple[pathlib.Path | None, list[str]]:
+    """Write the page of the records in a folder, and every figure as a file.
+
+    The page draws its figures itself: without `files`, that of a user's own problem, if it is all
+    there is, gets no figure files.
 
     Returns the page's path, and a sentence for every record that cannot be used; the page shows the
     others. Claims are computed again from the results in the record.
@@ -23,10 +26,11 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
     names = [n for n in known if any((folder / n / file).exists() for file in FILES)]
     if not names:
         raise RecordError(f"{folder} holds no records of pdbo.")
+    files = files or names != ["solve"]
     sections, damaged = [], []
     for name in names:
         try:
-            sections.append(_section(folder, name))
+            sections.append(_section(folder, name, files))
         except RecordError as error:
             damaged.append(str(error))
         except OSError:
@@ -37,12 +41,12 @@ def build(folder: pathlib.Path) -> tuple[pathlib.Path | None, list[str]]:
             )
     if not sections:
         return None, damaged
-    write_file(folder / PAGE, page(sections, FORMATS, damaged).encode())
+    write_file(folder / PAGE, page(sections, FORMATS if files else (), damaged).encode())
     return folder / PAGE, damaged
 
 
-def _section(folder: pathlib.Path, name: str) -> Section:
-    """A record as the page shows it; its figures are drawn and written."""
+def _section(folder: pathlib.Path, name: str, files: bool) -> Section:
+    """A record as the page shows it; with `files` its figures are drawn and written."""
     record, module = read(folder / name), _module(name)
     if record.name != name:
         raise RecordError(f"{folder / name} holds the record of another experiment.")
@@ -53,7 +57,7 @@ def _section(folder: pathlib.Path, name: str) -> Section:
     text = EXPERIMENTS[name].text if name in EXPERIMENTS else "a problem of your own"
     section = Section(record, text, figures, tables, scene)
     page([section], FORMATS)  # a record that cannot be shown fails here, not on the whole page
-    for figure in figures:
+    for figure in figures if files else ():
         for format, content in draw(figure).items():
             write_file(folder / FIGURES / f"{figure.name}.{format}", content)
     return section

@@ -174,19 +174,26 @@ def _number(value: object) -> str:
     return str(value)
 
 
-def _claim(claim: Claim, judged: bool = True) -> str:
+def _claim(claim: Claim, judged: bool = True, where: str = "") -> str:
     verdict = ("held" if claim.held else "not held") if judged else "not judged"
     tag = "q" if claim.quoted else "span"
     sentence = f"<{tag}>{html.escape(claim.sentence)}</{tag}>"
     relation = {"<=": "≤", ">=": "≥"}.get(claim.relation, claim.relation)
     value, bound = _number(claim.value), _number(claim.bound)
+    link = f' <a href="#{html.escape(where)}">Where it would hold.</a>' if where else ""
     return (
         f'<li class="claim {_mark(claim, judged)}"><span class="verdict">{verdict}</span>'
         f"{sentence} "
         f'<span class="source">{html.escape(claim.source)}</span>'
         f"<p>{html.escape(claim.measure)}: <b>{html.escape(value)}</b>, holds if "
-        f'<span class="bound">{html.escape(relation)} {html.escape(bound)}</span></p></li>'
+        f'<span class="bound">{html.escape(relation)} {html.escape(bound)}</span>'
+        f"{'' if claim.held or not judged else link}</p></li>"
     )
+
+
+def _where(section: Section) -> str:
+    """The figure that sweeps what the paper leaves open, if there is one."""
+    return next((f.name for f in section.figures if f.name.endswith("-where")), "")
 
 
 def _mark(claim: Claim, judged: bool) -> str:
@@ -226,7 +233,13 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
             f'<tr><th scope="row"><a href="#{name}">{name}</a></th>'
             f"<td>{html.escape(s.text)}</td><td>{dots}</td></tr>"
         )
-    failed = "".join(_claim(c) for c in every if not c.held)
+    failed = "".join(
+        _claim(c, where=_where(s))
+        for s in sections
+        if s.record.judged
+        for c in s.record.claims
+        if not c.held
+    )
     if failed:
         failed = (
             "<details open><summary>What did not hold</summary>"
@@ -275,13 +288,13 @@ def _section(section: Section, formats: Sequence[str]) -> str:
     record = section.record
     parts = [f"<h2>{html.escape(record.name)}</h2><p>{html.escape(section.text)}</p>"]
     if record.name != "solve":
-        claims = "".join(_claim(c, record.judged) for c in record.claims)
+        claims = "".join(_claim(c, record.judged, _where(section)) for c in record.claims)
         parts.append(f'<ul class="claims">{claims}</ul>')
     for figure in section.figures:
         name = html.escape(figure.name)
         links = " ".join(f'<a href="figures/{name}.{f}">{f.upper()}</a>' for f in formats)
         parts.append(
-            f'<figure data-figure="{name}"><figcaption>{html.escape(figure.caption)} '
+            f'<figure id="{name}" data-figure="{name}"><figcaption>{html.escape(figure.caption)} '
             f'<span class="files">{links}</span></figcaption></figure>'
         )
     parts += [_table(t) for t in section.tables]

@@ -35,7 +35,7 @@ class AutoPDBO(Solver):
 
     `solve`, `compare` and `multistart` run it as a short portfolio with one certificate as judge:
 
-    - `Implicit` from the start. A certified answer that nothing speaks against is the answer.
+    - `Implicit` from the start. If its answer is certified and nothing contradicts it, it ends.
     - Else the search described below, for kinks, jumps, basins and linear inner problems.
     - `Implicit` again from where the search ended.
 
