@@ -13,7 +13,7 @@ from jax.core import ShapedArray
 from jax.experimental import sparse
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -161,33 +161,50 @@ class DenseMatrix(eqx.Module):
 
 
 class SplitMatrix(eqx.Module):
-    """A sparse matrix whose rows are split over the devices of a mesh, for products `X @ w`.
+    """A sparse matrix in blocks, one for each device of a mesh, for products `X @ w`.
 
-    `pdbo.shard` makes it. The leading axis of each leaf of `blocks` counts the devices; all blocks
-    have room for the same number of non-zeros.
+    `pdbo.shard` makes it: of rows, of columns, or both ways. The two leading axes of each leaf of
+    `blocks` count the blocks down and across; all blocks have room for the same number of
+    non-zeros, and each has its transpose beside it. Where columns are split, w is split like them,
+    and a product is the sum over the blocks across; a gradient in w is one over those down.
     """
 
     blocks: SparseMatrix
     mesh: Mesh = eqx.field(static=True)
+    spec: PartitionSpec = eqx.field(static=True)  # the axes of the mesh down and across
 
     @classmethod
-    def of(cls, matrix: SparseMatrix, mesh: Mesh) -> "SplitMatrix":
-        """The matrix in one block of rows per device; the devices must divide the rows evenly."""
+    def of(cls, matrix: SparseMatrix, mesh: Mesh, spec: PartitionSpec) -> "SplitMatrix":
+        """The matrix in blocks; the devices must divide the rows and columns evenly."""
         from scipy.sparse import csr_array
 
+        spec = PartitionSpec(*[*spec, None, None][:2])
         direct = jax.tree.map(np.asarray, matrix.direct)
-        form = (direct.values, direct.columns, direct.starts)
-        every = np.split(np.arange(matrix.shape[0]), mesh.size)
-        parts = [csr_array(form, shape=matrix.shape)[rows[0] : rows[-1] + 1] for rows in every]
-        room = max(1, *(part.nnz for part in parts))
-        blocks = [SparseMatrix.from_scipy(part, matrix.dtype, room) for part in parts]
-        return cls(jax.tree.map(lambda *leaves: np.stack(leaves), *blocks), mesh)
+        whole = csr_array((direct.values, direct.columns, direct.starts), shape=matrix.shape)
+        down, across = (np.prod([mesh.shape[a] for a in _names(part)], dtype=int) for part in spec)
+        stripes = [whole[part] for part in _slices_of(matrix.shape[0], down)]
+        parts = [[s[:, part] for part in _slices_of(matrix.shape[1], across)] for s in stripes]
+        room = max(1, *(part.nnz for line in parts for part in line))
+
+        def stacked(trees: list) -> Any:
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+        lines = [
+            stacked([SparseMatrix.from_scipy(part, matrix.dtype, room) for part in line])
+            for line in parts
+        ]
+        return cls(stacked(lines), mesh, spec)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Where the leaves of the blocks lie: one block on each device."""
+        return NamedSharding(self.mesh, self.spec)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the whole matrix."""
-        count, starts = self.blocks.direct.starts.shape
-        return count * (starts - 1), self.blocks.transposed.starts.shape[1] - 1
+        down, across, starts = self.blocks.direct.starts.shape
+        return down * (starts - 1), across * (self.blocks.transposed.starts.shape[2] - 1)
 
     @property
     def dtype(self) -> np.dtype:
@@ -198,13 +215,27 @@ class SplitMatrix(eqx.Module):
         """The product with a dense vector or matrix, split over the devices like the rows."""
 
         def product(blocks: SparseMatrix, w: Array) -> Array:
-            return jax.tree.map(lambda leaf: leaf[0], blocks) @ w
+            return (jax.tree.map(lambda leaf: leaf[0, 0], blocks) @ w)[None]
 
-        split = PartitionSpec(self.mesh.axis_names)
-        specs = {"in_specs": (split, PartitionSpec()), "out_specs": split}
-        return jax.shard_map(product, mesh=self.mesh, **specs, check_vma=False)(
+        down, across = self.spec
+        specs = {
+            "in_specs": (self.spec, PartitionSpec(across)),
+            "out_specs": PartitionSpec(across, down),
+        }
+        parts = jax.shard_map(product, mesh=self.mesh, **specs, check_vma=False)(
             self.blocks, jnp.asarray(w)
         )
+        return jnp.sum(parts, axis=0)
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes of a mesh in one entry of a partition."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+
+
+def _slices_of(length: int, count: int) -> list[slice]:
+    size = length // count
+    return [slice(k * size, (k + 1) * size) for k in range(count)]
 
 
 Matrix: TypeAlias = SparseMatrix | DenseMatrix | SplitMatrix | Array | np.ndarray

@@ -10,7 +10,6 @@ from jaxtyping import PyTree
 from .. import __version__
 from .._certificate import Certificate
 from .._errors import RESULTS
-from .._mesh import everywhere
 from .._problem import Problem, values
 from .._sealed import JsonObject
 from .._solution import Outcome, Solution, State, launch
@@ -88,7 +87,7 @@ def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> S
     state: State = jax.tree.unflatten(structure, filled)
     # settings that are not arrays come from the solver given
     state = eqx.tree_at(lambda s: s.solver, state, eqx.combine(state.solver, solver))
-    return everywhere(problem.mesh, state)
+    return problem.placed(state, state.point.x, state.point.y)
 
 
 def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
