@@ -219,6 +219,11 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
     problem = start.problem
     solver = streamed(problem, chosen(solver, problem))
     refuse_constraints(problem, solver.name)
+    if problem.splits_point and not solver.in_parts:
+        raise ProblemError(
+            f"{solver.name} needs x and y whole on every device: name a first-order solver such as "
+            "pdbo.PDBO(...), or split the data alone."
+        )
     x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
     problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key

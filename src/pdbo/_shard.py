@@ -1,15 +1,16 @@
 """Many devices: the data of a problem split over them, and x and y too if they are large."""
 
+import dataclasses
 from typing import TypeGuard
 
 import equinox as eqx
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from ._checks import kind
 from ._errors import DataReplicated, ProblemError, warn
-from ._mesh import check_specs, everywhere, mesh_of, put, rows, shardings, whole
+from ._mesh import check_specs, everywhere, is_spec, mesh_of, put, rows, shardings, whole
 from ._problem import Problem, check_problem, refuse_constraints
 from .linear import DenseMatrix, SparseMatrix, SplitMatrix
 from .sets import Product, Set
@@ -123,7 +124,43 @@ def _placed_set(constraint: Set, mesh: Mesh, specs: PyTree, name: str) -> Set:
                 f"{name}_set: {kind(part)} cannot be projected onto in parts, so {name} cannot be "
                 "split over devices."
             )
-    return everywhere(mesh, constraint)
+    return _spread_set(constraint, mesh, specs)
+
+
+def _spread_set(constraint: Set, mesh: Mesh, specs: PyTree) -> Set:
+    """A set whose arrays are split like the leaves of the point they belong to."""
+    if isinstance(constraint, Product):
+        is_set = lambda node: isinstance(node, Set)  # noqa: E731
+        below = specs
+        if is_spec(specs):
+            below = jax.tree.map(lambda _: specs, constraint.tree, is_leaf=is_set)
+        return Product(
+            jax.tree.map(
+                lambda part, spec: _spread_set(part, mesh, spec), constraint.tree, below,
+                is_leaf=lambda node: is_set(node) or is_spec(node),
+            )  # fmt: skip
+        )
+
+    def fitting(array: Array, spec: PyTree) -> Array:
+        try:
+            return put(array, shardings(mesh, spec, array, ""))
+        except ProblemError:  # a number for many entries
+            return put(array, whole(mesh))
+
+    def spread(numbers: PyTree) -> PyTree:
+        try:
+            return jax.tree.map(
+                lambda spec, part: jax.tree.map(lambda array: fitting(array, spec), part),
+                specs,
+                numbers,
+                is_leaf=is_spec,
+            )
+        except ValueError:  # an array for many leaves
+            return everywhere(mesh, numbers)
+
+    names = [field.name for field in dataclasses.fields(constraint)]
+    values = [spread(getattr(constraint, name)) for name in names]
+    return eqx.tree_at(lambda c: [getattr(c, name) for name in names], constraint, values)
 
 
 def _is_matrix(node: object) -> bool:
