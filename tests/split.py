@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pdbo
 from pdbo.linear import DenseMatrix, SparseMatrix
@@ -46,7 +47,15 @@ def numbers(solution: pdbo.Solution) -> dict[str, list]:
     named = {k: getattr(solution, k) for k in ("x", "y", "multiplier", "f", "g")}
     named |= {f"history.{k}": v for k, v in solution.history.items()}
     named["eps"] = solution.certificate.eps
-    return {k: np.asarray(v).tolist() for k, v in named.items()}
+    return {k: np.nan_to_num(gathered(v)).tolist() for k, v in named.items()}
+
+
+def gathered(leaf):
+    """An array as NumPy has it, wherever its parts are."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        whole = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        leaf = jax.jit(lambda a: a, out_shardings=whole)(leaf)
+    return np.asarray(leaf)
 
 
 def worst(ours: dict[str, list], theirs: dict[str, list]) -> float:
