@@ -1,4 +1,4 @@
-"""The product of a sparse and a dense matrix on an NVIDIA GPU, as one Pallas kernel."""
+"""Logistic regression on an NVIDIA GPU: Pallas kernels for sparse products and for the softmax."""
 
 import importlib.util
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ DEPTH = 32  # most entries in a piece: longer rows are cut
 WIDTH = 32  # columns of the dense matrix that one program works on
 TOGETHER = 4  # lines of a slice whose rows of the dense matrix are fetched at once
 WARPS = 8  # of 32 threads each, per program
+BLOCK = 32  # rows of scores that one program turns into losses
 
 
 class Compressed(Protocol):
@@ -34,12 +35,17 @@ class Compressed(Protocol):
 class Slices(eqx.Module):
     """Pieces of rows in order of their length, HEIGHT of them side by side in a slice.
 
+    Products are bound by how often rows of the dense matrix are fetched from the second cache. So
+    the entries of a row are in order of how often their column occurs, and pieces of one length in
+    order of their first column: programs that run side by side then fetch the same rows, which the
+    first cache holds.
+
     Slice s holds the lines `starts[s] : starts[s + 1]` of `values` and `columns`: the k-th of them
     has the k-th entry of each piece. `rows[s]` is the row that each piece adds to: -1 - row if the
     piece is the whole row, and the number of rows if the place is empty.
 
     Reference: Kreutzer, Hager, Wellein, Fehske & Bishop, SIAM J. Sci. Comput. 36 (2014), who call
-    it SELL-C-sigma; cutting long rows is added.
+    it SELL-C-sigma; cutting long rows and the order of entries are added.
     """
 
     values: Float[Array, "lines height"]
@@ -58,12 +64,17 @@ def available() -> bool:
 def slices(matrix: Compressed, dtype: "DTypeLike", room: int) -> Slices:
     """The slices of a SciPy CSR matrix; their shapes depend on its shape and the room alone."""
     count, lengths = matrix.shape[0], np.diff(matrix.indptr)
+    often = np.bincount(matrix.indices, minlength=matrix.shape[1])
+    rank = np.empty(len(often), np.int64)
+    rank[np.argsort(-often, kind="stable")] = np.arange(len(often))
+    within = np.lexsort((rank[matrix.indices], np.repeat(np.arange(count), lengths)))
+    data, indices = matrix.data[within], matrix.indices[within]
     pieces = -(-lengths // DEPTH)
     row = np.repeat(np.arange(count), pieces)
     piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     start = matrix.indptr[row] + DEPTH * piece
     size = np.minimum(DEPTH, matrix.indptr[row + 1] - start)
-    order = np.argsort(-size, kind="stable")
+    order = np.lexsort((rank[indices[start]], -size))
     most = -(-(room // DEPTH + count) // HEIGHT)
 
     def shaped(a: np.ndarray, fill: int) -> np.ndarray:
@@ -78,8 +89,8 @@ def slices(matrix: Compressed, dtype: "DTypeLike", room: int) -> Slices:
     place, lane = np.repeat(starts[:-1], HEIGHT), np.tile(np.arange(HEIGHT), most)
     for k in range(int(size.max(initial=0))):
         long = size > k
-        values[place[long] + k, lane[long]] = matrix.data[start[long] + k]
-        columns[place[long] + k, lane[long]] = matrix.indices[start[long] + k]
+        values[place[long] + k, lane[long]] = data[start[long] + k]
+        columns[place[long] + k, lane[long]] = indices[start[long] + k]
     return Slices(
         jnp.asarray(values, dtype),
         jnp.asarray(columns),
@@ -132,3 +143,70 @@ def multiply(matrix: Slices, count: int, w: Float[Array, "columns k"]) -> Float[
     # a zero that the compiler cannot recognise: constants are shared, and then copied
     zeros = jnp.full((count, w.shape[1]), matrix.starts[0].astype(w.dtype))
     return call(matrix.values, matrix.columns, matrix.starts, matrix.rows, w, zeros)
+
+
+def losses(
+    products: Float[Array, "rows classes"], offsets: Float[Array, " classes"], labels: Int[Array, " rows"]
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+    """The cross-entropy of each row of scores, and the gradient of their mean in the scores.
+
+    The scores are the products plus the offsets.
+    """
+    return lax.platform_dependent(products, offsets, labels, cuda=_losses_in_one, default=plain_losses)
+
+
+def plain_losses(
+    products: Float[Array, "rows classes"], offsets: Float[Array, " classes"], labels: Int[Array, " rows"]
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+    """The same by XLA, in half a dozen kernels."""
+    scores = products + offsets
+    total = jax.nn.logsumexp(scores, axis=1)
+    is_label = labels[:, None] == jnp.arange(scores.shape[1], dtype=labels.dtype)
+    own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
+    shares = jnp.exp(scores - total[:, None])
+    return total - own, (shares - is_label.astype(scores.dtype)) / scores.shape[0]
+
+
+def _losses_in_one(
+    products: Float[Array, "rows classes"],
+    offsets: Float[Array, " classes"],
+    labels: Int[Array, " rows"],
+    interpret: bool = False,
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+    """The same as one kernel."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    count, classes = products.shape
+    width = 1 << (classes - 1).bit_length()
+
+    # the arguments are Pallas references, which have no public type
+    def program(products, offsets, labels, losses, slopes) -> None:
+        row = pl.program_id(0) * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        column = jnp.arange(width, dtype=jnp.int32)
+        inside, real = row < count, column < classes
+        both = inside[:, None] & real[None, :]
+        scores = triton.load(products.at[row[:, None], column[None, :]], mask=both, other=0)
+        scores = scores + triton.load(offsets.at[column], mask=real, other=0)[None, :]
+        scores = jnp.where(real[None, :], scores, -jnp.inf)
+        top = jnp.max(scores, axis=1)
+        powers = jnp.exp(scores - top[:, None])
+        size = jnp.sum(powers, axis=1)
+        label = triton.load(labels.at[row], mask=inside, other=0)
+        is_label = label[:, None] == column[None, :]
+        own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
+        triton.store(losses.at[row], jnp.log(size) + top - own, mask=inside)
+        slope = (powers / size[:, None] - jnp.where(is_label, 1, 0)) / count
+        triton.store(slopes.at[row[:, None], column[None, :]], slope.astype(slopes.dtype), mask=both)
+
+    call = pl.pallas_call(
+        program,
+        out_shape=(
+            jax.ShapeDtypeStruct((count,), products.dtype),
+            jax.ShapeDtypeStruct((count, classes), products.dtype),
+        ),
+        grid=(-(-count // BLOCK),),
+        compiler_params=triton.CompilerParams(num_warps=4),
+        interpret=interpret,
+    )
+    return call(products, offsets, labels)
