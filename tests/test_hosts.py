@@ -85,7 +85,7 @@ def check_parts(folder, steps, x):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 16
     file.write_bytes(data)
-    with pytest.raises(pdbo.CheckpointError, match="cannot be read|is damaged"):
+    with pytest.raises(pdbo.CheckpointError, match=r"cannot be read|is damaged"):
         pdbo.load(folder, problem(), SOLVER)
 
 

@@ -35,23 +35,25 @@ EIGHT = """
 
     def note(name, outputs, programs):
         real = [[a for a in jax.tree.leaves(o) if not is_key(a)] for o in outputs]
-        leaves = [[np.nan_to_num(gathered(leaf).astype(float)).ravel().tolist() for leaf in r] for r in real]
+        flat = lambda a: np.nan_to_num(gathered(a).astype(float)).ravel().tolist()
+        leaves = [[flat(leaf) for leaf in r] for r in real]
         ours, theirs = (dict(enumerate(part)) for part in leaves)
         held, whole = (p.memory_analysis() for p in programs)
         sizes = [m.argument_size_in_bytes + m.temp_size_in_bytes for m in (held, whole)]
         sent = counted(programs[0].as_text())
         found[name] = {
-            "apart": worst(ours, theirs), "memory": 8 * sizes[0] / sizes[1], "kinds": list(sent.operations),
-            "count": sum(sent.operations.values()), "largest": sent.largest, "open": sent.open_loops,
+            "apart": worst(ours, theirs), "memory": 8 * sizes[0] / sizes[1],
+            "kinds": list(sent.operations), "count": sum(sent.operations.values()),
+            "largest": sent.largest, "open": sent.open_loops,
         }
 
     def both(name, make, problems=None):
         outputs, programs = [], []
         for p in problems or (split_wide(mesh), wide()):
             call, arguments = make(p)
-            programs.append(eqx.filter_jit(call, compiler_options=FAST).lower(*arguments).compile())
-            outputs.append(programs[-1](*arguments))
-            programs[-1] = programs[-1].compiled
+            program = eqx.filter_jit(call, compiler_options=FAST).lower(*arguments).compile()
+            outputs.append(program(*arguments))
+            programs.append(program.compiled)
         note(name, outputs, programs)
         return outputs
 
@@ -75,7 +77,8 @@ EIGHT = """
     adam = pdbo.PDBO(outer=optax.adam(0.01), inner=optax.adamw(0.02))
     state = both("Optax", stepped(adam))[0]
     large = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (WIDE,)]
-    assert len(large) == 9 and all(a.addressable_shards[0].data.shape == (WIDE // 8,) for a in large)
+    assert len(large) == 9
+    assert {a.addressable_shards[0].data.shape for a in large} == {(WIDE // 8,)}
     single = [p.astype(jnp.float32) for p in (split_wide(mesh), wide())]
     WIDE_X0, WIDE_Y0, kept = *jax.tree.map(np.float32, (WIDE_X0, WIDE_Y0)), (WIDE_X0, WIDE_Y0)
     both("float32", stepped(pdbo.PDBO()), single)
@@ -89,7 +92,8 @@ EIGHT = """
     chunks = both("driver", chunk)
     part = lambda run: run.point.x.addressable_shards[0].data.shape[0]
     # each carries on from where the other stopped
-    moved = [begin(Start(p, state=c.run), None, None) for p, c in zip((wide(), split_wide(mesh)), chunks)]
+    there = zip((wide(), split_wide(mesh)), chunks)
+    moved = [begin(Start(p, state=c.run), None, None) for p, c in there]
     assert {part(run) for run in (chunks[0].run, *moved)} == {WIDE // 8}
 
     def certificate(p):
@@ -98,7 +102,8 @@ EIGHT = """
         return call, (p, x, y)
     both("certificate", certificate)
 
-    for s in (pdbo.Ball(0.5), pdbo.Simplex(2.0), pdbo.NonNegative(), pdbo.Halfspace(np.ones(WIDE), 0.1)):
+    sets = pdbo.Ball(0.5), pdbo.Simplex(2.0), pdbo.NonNegative(), pdbo.Halfspace(np.ones(WIDE), 0.1)
+    for s in sets:
         def make(p):
             x, _ = check_point(p, WIDE_X0, WIDE_Y0)
             return (lambda x: (s.project(x), s.tangent(s.project(x), x))), (x,)

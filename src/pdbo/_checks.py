@@ -95,7 +95,6 @@ def point_arrays(x0: PyTree, y0: PyTree, spread: bool = False) -> tuple[PyTree, 
         raise ProblemError(f"x and y must share one dtype, but {at_a} is {a} and {at_b} is {b}.")
     dtype = next(iter(found), jnp.zeros(()).dtype)
 
-
     def convert(leaf: ArrayLike) -> Array | np.ndarray:
         there = spread and not isinstance(leaf, jax.Array)
         return np.asarray(leaf, dtype) if there else jnp.asarray(leaf, dtype)

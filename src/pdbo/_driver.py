@@ -82,9 +82,8 @@ def advance(
     shapes = eqx.filter_eval_shape(recorder.record, problem, run)[0]
     solver, scale, point = run.solver, run.scale, run.point
 
-    def step_once(state: PyTree) -> PyTree:
-        moved = solver.step(problem, state)
-        return problem.placed(moved, point.x, point.y) if problem.splits_point else moved
+    def placed(state: PyTree) -> PyTree:
+        return problem.placed(state, point.x, point.y) if problem.splits_point else state
 
     def blank(row: jax.ShapeDtypeStruct, *leading: int) -> Array:
         fill = jnp.nan if jnp.issubdtype(row.dtype, jnp.inexact) else -1
@@ -98,7 +97,7 @@ def advance(
         state, step, _, count, written, _ = s
         ahead = jnp.minimum(_to_next(every, step), until - step)
         ahead = jnp.where(first & (count == 0), 0, ahead)
-        moved = lax.fori_loop(0, ahead, lambda _, inside: step_once(inside), state)
+        moved = lax.fori_loop(0, ahead, lambda _, s: placed(solver.step(problem, s)), state)
         row, code = recorder.record(problem, State(solver, moved, step + ahead, scale))
         kept = code != RESULTS.nonfinite  # else the run stays at the last good record
         after = jax.tree.map(lambda buffer, value: buffer.at[count].set(value), written, row)

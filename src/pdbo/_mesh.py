@@ -77,9 +77,8 @@ def check_specs(mesh: Mesh, specs: PyTree, name: str) -> None:
             )
         for axis in _axes(spec):
             if axis not in mesh.axis_names:
-                raise ProblemError(
-                    f"{name} names the axis {axis!r}, but the mesh has {', '.join(map(repr, mesh.axis_names))}."
-                )
+                has = ", ".join(map(repr, mesh.axis_names))
+                raise ProblemError(f"{name} names the axis {axis!r}, but the mesh has {has}.")
 
 
 def _axes(spec: Spec) -> list[str]:
@@ -92,18 +91,22 @@ def _axes(spec: Spec) -> list[str]:
 
 def shardings(mesh: Mesh, specs: PyTree, tree: PyTree, name: str) -> PyTree:
     """Where each leaf of a tree lies; a ProblemError if it cannot be split as it should be."""
+    given: list[Spec] = []
+
+    def note(spec: Spec, part: PyTree) -> None:
+        given.extend([spec] * len(jax.tree.leaves(part)))
+
     try:
-        broad = jax.tree.map(
-            lambda spec, part: jax.tree.map(lambda _: (spec,), part), specs, tree, is_leaf=is_spec
-        )
+        jax.tree.map(note, specs, tree, is_leaf=is_spec)
     except ValueError:
-        raise ProblemError(f"{name} of shard must be shaped like {name} or its upper levels.") from None
-    given = jax.tree.leaves(broad, is_leaf=lambda node: isinstance(node, tuple) and len(node) == 1 and is_spec(node[0]))
+        raise ProblemError(
+            f"{name} in shard must be shaped like {name} or its upper levels."
+        ) from None
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    found = [
-        NamedSharding(mesh, _resolved(mesh, spec, np.shape(leaf), name + jax.tree_util.keystr(path)))
-        for (spec,), (path, leaf) in zip(given, leaves, strict=True)
-    ]
+    found = []
+    for spec, (path, leaf) in zip(given, leaves, strict=True):
+        where = name + jax.tree_util.keystr(path)
+        found.append(NamedSharding(mesh, _resolved(mesh, spec, np.shape(leaf), where)))
     return jax.tree.unflatten(structure, found)
 
 
@@ -138,6 +141,7 @@ class Layout(NamedTuple):
     Attributes:
         mesh: the devices.
         x, y: the sharding of each leaf.
+        shapes: of the leaves that are split, and how.
     """
 
     mesh: Mesh
@@ -154,9 +158,9 @@ class Layout(NamedTuple):
             for leaf, place in zip(jax.tree.leaves((x, y)), jax.tree.leaves(at), strict=True)
             if _axes(place.spec)
         }
-        return Layout(mesh, *at, shapes)
+        return Layout(mesh, at[0], at[1], shapes)
 
-    def place(self, leaf: Array) -> NamedSharding:
+    def place(self, leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
         """The sharding of an array: split if it is shaped like a split leaf of x or y.
 
         It may have further axes in front, as the memory of a method has.

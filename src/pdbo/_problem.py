@@ -170,7 +170,9 @@ class Problem(eqx.Module):
     @property
     def splits_point(self) -> bool:
         """Whether x or y is split over devices."""
-        return bool(jax.tree.leaves(self.specs, is_leaf=lambda node: node is not None and is_spec(node)))
+        return bool(
+            jax.tree.leaves(self.specs, is_leaf=lambda node: node is not None and is_spec(node))
+        )
 
     def layout(self, x: PyTree, y: PyTree) -> Layout | None:
         """How points like (x, y) lie on the devices; None without a mesh."""

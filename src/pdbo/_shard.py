@@ -59,10 +59,18 @@ def shard(
             "Batches as arrays."
         )
     mesh = mesh_of(mesh)
-    sets = [
-        _placed_set(s, mesh, specs, name)
-        for s, specs, name in ((problem.x_set, x, "x"), (problem.y_set, y, "y"))
-    ]
+    x_set = _placed_set(problem.x_set, mesh, x, "x")
+    y_set = _placed_set(problem.y_set, mesh, y, "y")
+    return eqx.tree_at(
+        lambda p: (p.data, p.mesh, p.specs, p.x_set, p.y_set),
+        problem,
+        (_placed_data(problem.data, mesh, split), mesh, (x, y), x_set, y_set),
+        is_leaf=lambda node: node is None or node is problem.specs,
+    )
+
+
+def _placed_data(data: PyTree, mesh: Mesh, split: PyTree) -> PyTree:
+    """The data on the devices, with a warning if some of it cannot be split."""
     uneven = []
 
     def place(path: tuple, leaf: PyTree, wanted: bool | PartitionSpec) -> PyTree:
@@ -80,21 +88,14 @@ def shard(
             return everywhere(mesh, leaf)
         return _as_told(leaf, mesh, rows(mesh).spec, where)
 
-    data = jax.tree_util.tree_map_with_path(
-        place, problem.data, _flags(problem.data, split), is_leaf=_is_matrix
-    )
+    placed = jax.tree_util.tree_map_with_path(place, data, _flags(data, split), is_leaf=_is_matrix)
     if uneven:
         warn(
             f"{', '.join(uneven)} rows, which {mesh.size} devices do not divide evenly: each "
             "device holds all of it. Drop or pad rows, or say so with split.",
             DataReplicated,
         )
-    return eqx.tree_at(
-        lambda p: (p.data, p.mesh, p.specs, p.x_set, p.y_set),
-        problem,
-        (data, mesh, (x, y), *sets),
-        is_leaf=lambda node: node is None or node is problem.specs,
-    )
+    return placed
 
 
 def _as_told(leaf: PyTree, mesh: Mesh, spec: PartitionSpec, where: str) -> PyTree:
@@ -117,7 +118,7 @@ def _placed_set(constraint: Set, mesh: Mesh, specs: PyTree, name: str) -> Set:
         return constraint
     parts = [constraint]
     if isinstance(constraint, Product):
-        parts = jax.tree.leaves(constraint.tree, is_leaf=lambda node: isinstance(node, Set))
+        parts = jax.tree.leaves(constraint.tree, is_leaf=_is_set)
     for part in parts:
         if not part.in_parts:
             raise ProblemError(
@@ -130,16 +131,11 @@ def _placed_set(constraint: Set, mesh: Mesh, specs: PyTree, name: str) -> Set:
 def _spread_set(constraint: Set, mesh: Mesh, specs: PyTree) -> Set:
     """A set whose arrays are split like the leaves of the point they belong to."""
     if isinstance(constraint, Product):
-        is_set = lambda node: isinstance(node, Set)  # noqa: E731
         below = specs
         if is_spec(specs):
-            below = jax.tree.map(lambda _: specs, constraint.tree, is_leaf=is_set)
-        return Product(
-            jax.tree.map(
-                lambda part, spec: _spread_set(part, mesh, spec), constraint.tree, below,
-                is_leaf=lambda node: is_set(node) or is_spec(node),
-            )  # fmt: skip
-        )
+            below = jax.tree.map(lambda _: specs, constraint.tree, is_leaf=_is_set)
+        spread_part = lambda part, spec: _spread_set(part, mesh, spec)  # noqa: E731
+        return Product(jax.tree.map(spread_part, constraint.tree, below, is_leaf=_is_set))
 
     def fitting(array: Array, spec: PyTree) -> Array:
         try:
@@ -161,6 +157,10 @@ def _spread_set(constraint: Set, mesh: Mesh, specs: PyTree) -> Set:
     names = [field.name for field in dataclasses.fields(constraint)]
     values = [spread(getattr(constraint, name)) for name in names]
     return eqx.tree_at(lambda c: [getattr(c, name) for name in names], constraint, values)
+
+
+def _is_set(node: object) -> bool:
+    return isinstance(node, Set)
 
 
 def _is_matrix(node: object) -> bool:

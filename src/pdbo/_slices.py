@@ -146,17 +146,23 @@ def multiply(matrix: Slices, count: int, w: Float[Array, "columns k"]) -> Float[
 
 
 def losses(
-    products: Float[Array, "rows classes"], offsets: Float[Array, " classes"], labels: Int[Array, " rows"]
+    products: Float[Array, "rows classes"],
+    offsets: Float[Array, " classes"],
+    labels: Int[Array, " rows"],
 ) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
     """The cross-entropy of each row of scores, and the gradient of their mean in the scores.
 
     The scores are the products plus the offsets.
     """
-    return lax.platform_dependent(products, offsets, labels, cuda=_losses_in_one, default=plain_losses)
+    return lax.platform_dependent(
+        products, offsets, labels, cuda=_losses_in_one, default=plain_losses
+    )
 
 
 def plain_losses(
-    products: Float[Array, "rows classes"], offsets: Float[Array, " classes"], labels: Int[Array, " rows"]
+    products: Float[Array, "rows classes"],
+    offsets: Float[Array, " classes"],
+    labels: Int[Array, " rows"],
 ) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
     """The same by XLA, in half a dozen kernels."""
     scores = products + offsets
@@ -197,7 +203,9 @@ def _losses_in_one(
         own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
         triton.store(losses.at[row], jnp.log(size) + top - own, mask=inside)
         slope = (powers / size[:, None] - jnp.where(is_label, 1, 0)) / count
-        triton.store(slopes.at[row[:, None], column[None, :]], slope.astype(slopes.dtype), mask=both)
+        triton.store(
+            slopes.at[row[:, None], column[None, :]], slope.astype(slopes.dtype), mask=both
+        )
 
     call = pl.pallas_call(
         program,

@@ -67,15 +67,15 @@ def read(
         like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(like))
 
-    found, failure = {}, "another process cannot read its part"
+    failure = "another process cannot read its part"
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             kept = checkpointer.metadata(path).item_metadata.tree
             found = checkpointer.restore(path, jax.tree.map(shape, kept))
         arrays, sums = found["arrays"], found["sums"]
     except Exception as error:
-        found, failure = {}, brief(error)
-    if max(agree(mesh, int(not found))):  # else the others would wait for this one
+        arrays, sums, failure = None, {}, brief(error)
+    if max(agree(mesh, int(not sums))):  # else the others would wait for this one
         raise CheckpointError(f"{path} cannot be read: {failure}.")
     named = jax.tree_util.tree_leaves_with_path(arrays)
     same = [int(sums[f"sum {i}"]) == int(_checksum(a)) for i, (_, a) in enumerate(named)]

@@ -33,7 +33,7 @@ def pack(
 ) -> tuple[JsonObject, dict[str, Stored]]:
     """The header and the arrays of a solution and, if given, facts about its run.
 
-    What is `split` over processes is only listed: all of them write it, to a folder beside the file.
+    What is `split` over processes is only listed: all of them write it, beside the file.
     """
     split = split or {}
     state = solution.state

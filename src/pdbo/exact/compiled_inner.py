@@ -116,7 +116,9 @@ def conjugate_residuals(
         go = rAr > COARSE * eps * top * rr
         outside = rAr / jnp.sqrt(jnp.where(go, ArAr, 1))
         energy = jnp.where(null, 0, rr * (rr / jnp.where(go, rAr, 1)))
-        met = (outside <= accuracy * reference) & (energy <= accuracy**2 * jnp.abs(dot(v, trees.sub(b, r))))
+        met = (outside <= accuracy * reference) & (
+            energy <= accuracy**2 * jnp.abs(dot(v, trees.sub(b, r)))
+        )
         go &= ~met
         beta = jnp.where(previous > 0, rAr / jnp.where(previous > 0, previous, 1), 0)
         p, Ap = trees.axpy(beta, p, r), trees.axpy(beta, Ap, Ar)
