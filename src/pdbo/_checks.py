@@ -131,13 +131,13 @@ def check_point(
     warning. Under jit and vmap values cannot be read, so they are not checked.
     """
     x, y = point_arrays(x0, y0, problem.mesh is not None)
+    layout = problem.layout(x, y)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
     if coarse is None:
         check_functions(problem, x, y)
     if traced(problem, x, y):
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
-    layout = problem.layout(x, y)
     if layout is not None:
         x, y = jax.tree.map(put, (x, y), (layout.x, layout.y))
     x, y, apart, found = _enter(problem, x, y, project, coarse)

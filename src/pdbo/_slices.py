@@ -35,17 +35,12 @@ class Compressed(Protocol):
 class Slices(eqx.Module):
     """Pieces of rows in order of their length, HEIGHT of them side by side in a slice.
 
-    Products are bound by how often rows of the dense matrix are fetched from the second cache. So
-    the entries of a row are in order of how often their column occurs, and pieces of one length in
-    order of their first column: programs that run side by side then fetch the same rows, which the
-    first cache holds.
-
     Slice s holds the lines `starts[s] : starts[s + 1]` of `values` and `columns`: the k-th of them
     has the k-th entry of each piece. `rows[s]` is the row that each piece adds to: -1 - row if the
     piece is the whole row, and the number of rows if the place is empty.
 
     Reference: Kreutzer, Hager, Wellein, Fehske & Bishop, SIAM J. Sci. Comput. 36 (2014), who call
-    it SELL-C-sigma; cutting long rows and the order of entries are added.
+    it SELL-C-sigma; cutting long rows is added.
     """
 
     values: Float[Array, "lines height"]
@@ -64,17 +59,12 @@ def available() -> bool:
 def slices(matrix: Compressed, dtype: "DTypeLike", room: int) -> Slices:
     """The slices of a SciPy CSR matrix; their shapes depend on its shape and the room alone."""
     count, lengths = matrix.shape[0], np.diff(matrix.indptr)
-    often = np.bincount(matrix.indices, minlength=matrix.shape[1])
-    rank = np.empty(len(often), np.int64)
-    rank[np.argsort(-often, kind="stable")] = np.arange(len(often))
-    within = np.lexsort((rank[matrix.indices], np.repeat(np.arange(count), lengths)))
-    data, indices = matrix.data[within], matrix.indices[within]
     pieces = -(-lengths // DEPTH)
     row = np.repeat(np.arange(count), pieces)
     piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     start = matrix.indptr[row] + DEPTH * piece
     size = np.minimum(DEPTH, matrix.indptr[row + 1] - start)
-    order = np.lexsort((rank[indices[start]], -size))
+    order = np.argsort(-size, kind="stable")
     most = -(-(room // DEPTH + count) // HEIGHT)
 
     def shaped(a: np.ndarray, fill: int) -> np.ndarray:
@@ -89,8 +79,8 @@ def slices(matrix: Compressed, dtype: "DTypeLike", room: int) -> Slices:
     place, lane = np.repeat(starts[:-1], HEIGHT), np.tile(np.arange(HEIGHT), most)
     for k in range(int(size.max(initial=0))):
         long = size > k
-        values[place[long] + k, lane[long]] = data[start[long] + k]
-        columns[place[long] + k, lane[long]] = indices[start[long] + k]
+        values[place[long] + k, lane[long]] = matrix.data[start[long] + k]
+        columns[place[long] + k, lane[long]] = matrix.indices[start[long] + k]
     return Slices(
         jnp.asarray(values, dtype),
         jnp.asarray(columns),
@@ -155,7 +145,7 @@ def losses(
     The scores are the products plus the offsets.
     """
     return lax.platform_dependent(
-        products, offsets, labels, cuda=_losses_in_one, default=plain_losses
+        products, offsets, labels, cuda=losses_in_one, default=plain_losses
     )
 
 
@@ -173,7 +163,7 @@ def plain_losses(
     return total - own, (shares - is_label.astype(scores.dtype)) / scores.shape[0]
 
 
-def _losses_in_one(
+def losses_in_one(
     products: Float[Array, "rows classes"],
     offsets: Float[Array, " classes"],
     labels: Int[Array, " rows"],
@@ -199,7 +189,7 @@ def _losses_in_one(
         powers = jnp.exp(scores - top[:, None])
         size = jnp.sum(powers, axis=1)
         label = triton.load(labels.at[row], mask=inside, other=0)
-        is_label = label[:, None] == column[None, :]
+        is_label = label.astype(jnp.int32)[:, None] == column[None, :]
         own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
         triton.store(losses.at[row], jnp.log(size) + top - own, mask=inside)
         slope = (powers / size[:, None] - jnp.where(is_label, 1, 0)) / count
