@@ -1,6 +1,7 @@
 """SparseMatrix against the dense matrix, under every transformation."""
 
 import importlib.util
+import warnings
 
 import equinox as eqx
 import jax
@@ -176,12 +177,16 @@ def test_the_kernel_of_losses(monkeypatch):
     """Its numbers, interpreted on a CPU, and derivatives of both orders, against autodiff."""
     monkeypatch.setattr(linear, "available", lambda: True)
     products, offsets = DENSE @ W["weights"], W["offsets"]
-    found = _slices.losses_in_one(products, offsets, LABELS, interpret=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = _slices.losses_in_one(products, offsets, LABELS, interpret=True)
     near(found, _slices.plain_losses(products, offsets, LABELS))
     near(jnp.mean(found[0]), loss(W, DENSE))
     made, v = SparseMatrix.from_scipy(SCIPY), jax.tree.map(jnp.cos, W)
     turn = lambda X: jax.jvp(lambda w: jax.value_and_grad(loss)(w, X), (W,), (v,))
     near(turn(made), turn(DENSE))
+    many = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), W)
+    near(jax.vmap(lambda w: loss(w, made))(many), jax.vmap(lambda w: loss(w, DENSE))(many))
 
 
 @pytest.mark.skipif(not _slices.available(), reason="no NVIDIA GPU")

@@ -6,10 +6,12 @@ import re
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import pdbo
+from pdbo._mesh import shardings
 from processes import TESTS, finish, python, start
-from split import COLUMNS, ROWS, WIDE, problem
+from split import COLUMNS, ROWS, WIDE, inner, outer, problem
 
 SAME = 1e-10
 
@@ -231,8 +233,44 @@ def test_what_an_iteration_sends(eight):
         ((problem(),), {"split": {"train": True}}, "split must be shaped like the data"),
         ((problem(),), {"split": 1}, "split must hold True, False or a PartitionSpec"),
         ((pdbo.shard(problem(), one_device()),), {}, "split over devices already"),
+        ((problem(), one_device()), {"x": 3}, "x must hold PartitionSpecs or names of axes"),
+        (
+            (problem(), one_device()),
+            {"y": "model"},
+            "y names the axis 'model', but the mesh has 'data'",
+        ),
+        (
+            (pdbo.Problem(outer, inner, {}, x_set=pdbo.Affine([[1.0, 1.0]], [1.0])), one_device()),
+            {"x": PartitionSpec("data")},
+            "x_set: Affine cannot be projected onto in parts",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, options, message):
     with pytest.raises(pdbo.ProblemError, match=re.escape(message)):
         pdbo.shard(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "spec, x0, message",
+    [
+        (PartitionSpec("a"), np.zeros(5), "x has 5 entries along axis 0, which 2 devices do not"),
+        (PartitionSpec(None, "a"), np.zeros(4), "x has 1 axes, fewer than"),
+        ({"w": PartitionSpec("a")}, np.zeros(4), "x in shard must be shaped like x"),
+        ("a", np.zeros((151, 151)), "the 2 devices of 'a' divide no axis evenly"),
+    ],
+)
+def test_a_point_that_cannot_be_split(spec, x0, message):
+    """Shapes are known when the start is: two devices that need not be there."""
+    mesh = jax.sharding.AbstractMesh((2,), ("a",))
+    with pytest.raises(pdbo.ProblemError, match=re.escape(message)):
+        shardings(mesh, spec, x0, "x")
+
+
+@pytest.mark.parametrize("solver", [None, pdbo.solvers.Implicit()])
+def test_methods_that_need_the_whole_point_say_so(solver):
+    split = pdbo.shard(problem(), one_device(), x=PartitionSpec("data"))
+    with pytest.raises(pdbo.ProblemError, match="needs x and y whole on every device"):
+        pdbo.solve(split, np.zeros(ROWS), np.zeros(COLUMNS), solver)
+    with pytest.raises(pdbo.ProblemError, match="multistart needs x and y whole"):
+        pdbo.multistart(split, np.zeros((2, ROWS)), np.zeros((2, COLUMNS)), solver)

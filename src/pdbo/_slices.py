@@ -135,26 +135,15 @@ def multiply(matrix: Slices, count: int, w: Float[Array, "columns k"]) -> Float[
     return call(matrix.values, matrix.columns, matrix.starts, matrix.rows, w, zeros)
 
 
-def losses(
+def plain_losses(
     products: Float[Array, "rows classes"],
     offsets: Float[Array, " classes"],
     labels: Int[Array, " rows"],
 ) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
     """The cross-entropy of each row of scores, and the gradient of their mean in the scores.
 
-    The scores are the products plus the offsets.
+    The scores are the products plus the offsets. XLA makes half a dozen kernels of this.
     """
-    return lax.platform_dependent(
-        products, offsets, labels, cuda=losses_in_one, default=plain_losses
-    )
-
-
-def plain_losses(
-    products: Float[Array, "rows classes"],
-    offsets: Float[Array, " classes"],
-    labels: Int[Array, " rows"],
-) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
-    """The same by XLA, in half a dozen kernels."""
     scores = products + offsets
     total = jax.nn.logsumexp(scores, axis=1)
     is_label = labels[:, None] == jnp.arange(scores.shape[1], dtype=labels.dtype)

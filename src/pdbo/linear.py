@@ -1,7 +1,7 @@
 """Linear models on large sparse data: a differentiable sparse matrix and logistic regression."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
@@ -19,7 +19,15 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._checks import whole_number
 from ._errors import ProblemError
-from ._slices import Compressed, Slices, available, losses, multiply, slices
+from ._slices import (
+    Compressed,
+    Slices,
+    available,
+    losses_in_one,
+    multiply,
+    plain_losses,
+    slices,
+)
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -303,10 +311,15 @@ def _sliced(*operands: Array) -> Array:
     return multiply(X.slices, X.starts.shape[0] - 1, w)
 
 
-def _lower_sliced(context: mlir.LoweringRuleContext, *operands: Any) -> Any:
-    with warnings.catch_warnings():  # newer versions of JAX announce the end of Pallas on Triton
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return mlir.lower_fun(_sliced, multiple_results=False)(context, *operands)
+def _quietly(function: Callable, many: bool) -> Callable:
+    """A lowering by Pallas: newer versions of JAX announce the end of Pallas on Triton."""
+
+    def lower(context: mlir.LoweringRuleContext, *operands: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return mlir.lower_fun(function, multiple_results=many)(context, *operands)
+
+    return lower
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Array | ad.Zero]) -> tuple[Array, Array]:
@@ -356,7 +369,7 @@ mlir.register_lowering(_product, mlir.lower_fun(_summed, multiple_results=False)
 mlir.register_lowering(
     _product, mlir.lower_fun(_compressed, multiple_results=False), platform="cpu"
 )
-mlir.register_lowering(_product, _lower_sliced, platform="cuda")
+mlir.register_lowering(_product, _quietly(_sliced, False), platform="cuda")
 
 
 def scores(w: PyTree, X: Matrix) -> Float[Array, "rows classes"]:
@@ -393,6 +406,27 @@ def cross_entropy(
     return jnp.sum(sample_weight * losses) / jnp.sum(sample_weight)
 
 
+# Softmax, losses and their gradient as a primitive of JAX: one kernel on an NVIDIA GPU.
+
+_softmax = Primitive("softmax_losses")
+_softmax.multiple_results = True
+
+
+@_softmax.def_abstract_eval
+def _(products: ShapedArray, *_: ShapedArray) -> list[ShapedArray]:
+    return [products.update(shape=products.shape[:1]), products]
+
+
+def _batch_losses(operands: Sequence[Array], axes: Sequence[int | None]) -> tuple[Any, list[int]]:
+    return jax.vmap(plain_losses, axes)(*operands), [0, 0]
+
+
+_softmax.def_impl(jax.jit(_softmax.bind))
+batching.primitive_batchers[_softmax] = _batch_losses
+mlir.register_lowering(_softmax, mlir.lower_fun(plain_losses, multiple_results=True))
+mlir.register_lowering(_softmax, _quietly(losses_in_one, True), platform="cuda")
+
+
 @jax.custom_jvp
 def _mean_loss(products: Array, offsets: Array, labels: Array) -> Float[Array, ""]:
     """The mean cross-entropy of scores on a GPU: value and gradient come from one kernel."""
@@ -408,7 +442,8 @@ def _(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 @jax.custom_jvp
 def _losses(products: Array, offsets: Array, labels: Array) -> tuple[Array, Array]:
     """The losses of the rows, and the gradient of their mean in the scores."""
-    return losses(products, offsets, labels)
+    values, slopes = _softmax.bind(products, offsets, labels)
+    return values, slopes
 
 
 @_losses.defjvp
