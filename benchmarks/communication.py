@@ -22,11 +22,13 @@ class Communication(NamedTuple):
         operations, payload: by kind, such as "all-reduce".
         open_loops: how many loops hold collectives but have no fixed length; each is counted as
             if it ran once.
+        largest: the bytes of the largest result.
     """
 
     operations: dict[str, int]
     payload: dict[str, int]
     open_loops: int
+    largest: int = 0
 
     def sent(self, hosts: int) -> float:
         """The bytes that each host in a ring of `hosts` sends per iteration.
@@ -64,7 +66,7 @@ def communication(
         problem, state = eqx.combine(arrays, rest)
         return solver.step(problem, state)
 
-    return _count(jax.jit(step).lower(arrays).compile().as_text() or "")
+    return counted(jax.jit(step).lower(arrays).compile().as_text() or "")
 
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -77,7 +79,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
-def _count(text: str) -> Communication:
+def counted(text: str) -> Communication:
     """Count the collectives of a program in XLA's text form, loops of known length unrolled."""
     lines: dict[str, list[str]] = defaultdict(list)
     name = entry = ""
@@ -90,6 +92,7 @@ def _count(text: str) -> Communication:
             lines[name].append(line)
     operations: dict[str, int] = defaultdict(int)
     payload: dict[str, int] = defaultdict(int)
+    sizes = [0]
 
     def visit(name: str, times: int) -> tuple[int, int]:
         """Add up a computation; return how many collectives and open loops it holds."""
@@ -98,7 +101,9 @@ def _count(text: str) -> Communication:
             collective = _COLLECTIVE.search(line)
             if collective:
                 operations[collective[2]] += times
-                payload[collective[2]] += times * _size(collective[1])
+                size = _size(collective[1])
+                payload[collective[2]] += times * size
+                sizes.append(size)
                 found += 1
                 continue
             trips = _TRIPS.search(line)
@@ -114,7 +119,7 @@ def _count(text: str) -> Communication:
         return found, open_loops
 
     _, open_loops = visit(entry, 1)
-    return Communication(dict(operations), dict(payload), open_loops)
+    return Communication(dict(operations), dict(payload), open_loops, max(sizes))
 
 
 def _size(shapes: str) -> int:

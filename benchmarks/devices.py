@@ -6,6 +6,7 @@ written again from them. All sockets are on loopback. On a busy machine collecti
 that wait for a core: measure on a quiet one.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -128,7 +129,7 @@ def launch(arguments: list[str], devices: int = 1, single: bool = True) -> subpr
 def begin(
     function: str, *arguments: Any, processes: int = 1, **options: Any
 ) -> list[subprocess.Popen]:
-    """Start fresh processes that run a function of this module together."""
+    """Start fresh processes that run a function together, of this module or `module:function`."""
     where = address()
     asked = [json.dumps([function, arguments, where, processes, r]) for r in range(processes)]
     return [launch(["-m", "benchmarks.devices", "--call", text], **options) for text in asked]
@@ -146,12 +147,14 @@ def call(function: str, *arguments: Any, processes: int = 1, **options: Any) -> 
 
 def answer(text: str) -> None:
     """Run what `call` asked for, in the process it started, and print the result."""
-    function, arguments, where, processes, rank = json.loads(text)
+    name, arguments, where, processes, rank = json.loads(text)
+    module, _, function = name.rpartition(":")
+    found = getattr(importlib.import_module(module or "benchmarks.devices"), function)
     if processes == 1:
-        print(json.dumps(globals()[function](*arguments)))
+        print(json.dumps(found(*arguments)))
         return
     with pdbo.hosts.distributed(where, processes, rank, heartbeat=HEARTBEAT):
-        print(json.dumps(globals()[function](*arguments)))
+        print(json.dumps(found(*arguments)))
 
 
 # Agreement

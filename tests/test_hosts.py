@@ -20,24 +20,26 @@ SOLVE = f"""
     who = dict(zip(("address", "processes", "rank"), (who[:1] + list(map(int, who[1:])))))
     with pdbo.distributed(**who, heartbeat={HEARTBEAT}) as rank:
         from split import *
-        sharded = pdbo.shard(problem())
+        sharded = pdbo.shard(problem(), x=PartitionSpec("data"))
         assert not sharded.data["train"][0].is_fully_addressable
         solution = pdbo.solve(
-            sharded, X0, Y0, SOLVER, steps=int(steps), every=20, tol=0, progress=True,
+            sharded, X0, Y0, SOLVER, steps=int(steps), every=20, tol=None, progress=True,
             checkpoint=folder, checkpoint_every=0,
         )
+        assert not solution.x.is_fully_addressable
         print(json.dumps([rank, numbers(solution)]))
 """
 
 
 def test_a_run_outlives_a_process(tmp_path):
-    """Three processes of which one is killed, then two that SLURM told who they are.
+    """Four processes of which one is killed, then two that SLURM told who they are.
 
-    They carry on and give the numbers of one process that was never disturbed.
+    Each holds a part of x, which no file holds whole. They carry on and give the numbers of one
+    process that was never disturbed.
     """
     folder = tmp_path / "checkpoints"
     address = free_address()
-    processes = [start(python(SOLVE, folder, 10**6, address, 3, rank)) for rank in range(3)]
+    processes = [start(python(SOLVE, folder, 10**6, address, 4, rank)) for rank in range(4)]
     while not list(folder.glob("*.pdbo")):
         assert all(p.poll() is None for p in processes), finish(processes)
         time.sleep(0.05)
@@ -67,9 +69,24 @@ def test_a_run_outlives_a_process(tmp_path):
     found = [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
     assert [rank for rank, _ in found] == [0, 1]
     assert found[0][1] == found[1][1]
-    reference = pdbo.solve(problem(), X0, Y0, SOLVER, steps=steps, every=20, tol=0)
+    reference = pdbo.solve(problem(), X0, Y0, SOLVER, steps=steps, every=20, tol=None)
     assert worst(found[0][1], numbers(reference)) <= 1e-10
     assert [f"step {steps}/{steps}" in err for _, _, err in ended] == [True, False]
+    check_parts(folder, steps, found[0][1]["x"])
+
+
+def check_parts(folder, steps, x):
+    """One process reads what two wrote in parts; a damaged part is refused."""
+    loaded = pdbo.load(folder, problem(), SOLVER)
+    assert loaded.steps == steps
+    assert loaded.x.tolist() == x
+    parts = folder / f"step-{steps:012d}.parts"
+    file = max((f for f in parts.rglob("d/*")), key=lambda f: f.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    file.write_bytes(data)
+    with pytest.raises(pdbo.CheckpointError, match=r"cannot be read|is damaged"):
+        pdbo.load(folder, problem(), SOLVER)
 
 
 def check_loss(processes, lost):

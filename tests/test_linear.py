@@ -1,6 +1,7 @@
 """SparseMatrix against the dense matrix, under every transformation."""
 
 import importlib.util
+import warnings
 
 import equinox as eqx
 import jax
@@ -167,6 +168,45 @@ def test_the_kernel_is_lowered_for_a_gpu(monkeypatch):
     call = jax.jit(jax.grad(loss)).trace(W, made)
     assert "triton" in call.lower(lowering_platforms=("cuda",)).as_text()
     near(call.lower().compile()(W, made), jax.grad(loss)(W, DENSE))  # and still runs on a CPU
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax.experimental.pallas.triton") is None, reason="no Pallas on Triton"
+)
+def test_the_kernel_of_losses(monkeypatch):
+    """Its numbers, interpreted on a CPU, and derivatives of both orders, against autodiff."""
+    monkeypatch.setattr(linear, "available", lambda: True)
+    products, offsets = DENSE @ W["weights"], W["offsets"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = _slices.losses_in_one(products, offsets, LABELS, interpret=True)
+    near(found, _slices.plain_losses(products, offsets, LABELS))
+    near(jnp.mean(found[0]), loss(W, DENSE))
+    made, v = SparseMatrix.from_scipy(SCIPY), jax.tree.map(jnp.cos, W)
+    turn = lambda X: jax.jvp(lambda w: jax.value_and_grad(loss)(w, X), (W,), (v,))
+    near(turn(made), turn(DENSE))
+    many = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), W)
+    near(jax.vmap(lambda w: loss(w, made))(many), jax.vmap(lambda w: loss(w, DENSE))(many))
+
+
+@pytest.mark.skipif(not _slices.available(), reason="no NVIDIA GPU")
+def test_the_kernels_on_a_gpu():
+    """Products both ways, the loss and its gradient, against SciPy in double precision."""
+    rng = np.random.default_rng(0)
+    matrix = sp.random(700, 900, 0.1, random_state=0, format="csr")
+    labels = rng.integers(CLASSES, size=700)
+    w, v = rng.normal(size=(900, CLASSES)), rng.normal(size=(700, CLASSES))
+    made = SparseMatrix.from_scipy(matrix, np.float32)
+    assert made.direct.slices is not None
+    near(made @ jnp.asarray(w, np.float32), matrix @ w, 1e-5)
+    near(made.T @ jnp.asarray(v, np.float32), matrix.T @ v, 1e-5)
+    point = {"weights": jnp.asarray(w, np.float32), "offsets": jnp.zeros(CLASSES, np.float32)}
+    value, slope = jax.jit(jax.value_and_grad(cross_entropy))(point, made, jnp.asarray(labels))
+    powers = np.exp(matrix @ w)
+    shares = powers / powers.sum(1, keepdims=True)
+    near(value, -np.mean(np.log(shares[np.arange(700), labels])), 1e-5)
+    shares[np.arange(700), labels] -= 1
+    near(slope["weights"], matrix.T @ shares / 700, 1e-5)
 
 
 def test_gradient_agrees_with_scipy_by_hand():

@@ -15,7 +15,7 @@ from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._errors import ProblemError, StartProjected, brief, warn
-from ._mesh import everywhere
+from ._mesh import put
 from ._programs import Program
 
 if TYPE_CHECKING:
@@ -75,8 +75,11 @@ def at_least(name: str, value: ArrayLike, least: float) -> Array:
 # Starts
 
 
-def point_arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
-    """Array leaves of one floating dtype; whole numbers take the dtype of the others."""
+def point_arrays(x0: PyTree, y0: PyTree, spread: bool = False) -> tuple[PyTree, PyTree]:
+    """Array leaves of one floating dtype; whole numbers take the dtype of the others.
+
+    If they are to be `spread` over devices, no device gets all of them: they stay where they are.
+    """
     found: dict[np.dtype, str] = {}
     for name, tree in (("x0", x0), ("y0", y0)):
         leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -91,7 +94,12 @@ def point_arrays(x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
         (a, at_a), (b, at_b) = list(found.items())[:2]
         raise ProblemError(f"x and y must share one dtype, but {at_a} is {a} and {at_b} is {b}.")
     dtype = next(iter(found), jnp.zeros(()).dtype)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), (x0, y0))
+
+    def convert(leaf: ArrayLike) -> Array | np.ndarray:
+        there = spread and not isinstance(leaf, jax.Array)
+        return np.asarray(leaf, dtype) if there else jnp.asarray(leaf, dtype)
+
+    return jax.tree.map(convert, (x0, y0))
 
 
 def _leaf_dtype(leaf: object, where: str) -> np.dtype | None:
@@ -122,14 +130,16 @@ def check_point(
     checked, and what lies in its set but for the rounding of that dtype is projected without a
     warning. Under jit and vmap values cannot be read, so they are not checked.
     """
-    x, y = point_arrays(x0, y0)
+    x, y = point_arrays(x0, y0, problem.mesh is not None)
+    layout = problem.layout(x, y)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
     if coarse is None:
         check_functions(problem, x, y)
     if traced(problem, x, y):
         return (problem.x_set.project(x), problem.y_set.project(y)) if project else (x, y)
-    x, y = everywhere(problem.mesh, (x, y))
+    if layout is not None:
+        x, y = jax.tree.map(put, (x, y), (layout.x, layout.y))
     x, y, apart, found = _enter(problem, x, y, project, coarse)
     report_point(apart if project else (0, 0), found)
     return x, y

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 from . import _trees as trees
 from ._checks import check_functions, check_point, kind, point_arrays, report_point, traced
 from ._errors import RESULTS, ProblemError
-from ._mesh import agree, everywhere, is_leader
+from ._mesh import agree, is_leader
 from ._precision import Start
 from ._problem import Problem, refuse_constraints
 from ._programs import Program
@@ -80,7 +80,10 @@ def advance(
     """
     most = rows if most is None else most
     shapes = eqx.filter_eval_shape(recorder.record, problem, run)[0]
-    solver, scale = run.solver, run.scale
+    solver, scale, point = run.solver, run.scale, run.point
+
+    def placed(state: PyTree) -> PyTree:
+        return problem.placed(state, point.x, point.y) if problem.splits_point else state
 
     def blank(row: jax.ShapeDtypeStruct, *leading: int) -> Array:
         fill = jnp.nan if jnp.issubdtype(row.dtype, jnp.inexact) else -1
@@ -94,7 +97,7 @@ def advance(
         state, step, _, count, written, _ = s
         ahead = jnp.minimum(_to_next(every, step), until - step)
         ahead = jnp.where(first & (count == 0), 0, ahead)
-        moved = lax.fori_loop(0, ahead, lambda _, inside: solver.step(problem, inside), state)
+        moved = lax.fori_loop(0, ahead, lambda _, s: placed(solver.step(problem, s)), state)
         row, code = recorder.record(problem, State(solver, moved, step + ahead, scale))
         kept = code != RESULTS.nonfinite  # else the run stays at the last good record
         after = jax.tree.map(lambda buffer, value: buffer.at[count].set(value), written, row)
@@ -215,6 +218,11 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
     problem = start.problem
     solver = streamed(problem, chosen(solver, problem))
     refuse_constraints(problem, solver.name)
+    if problem.splits_point and not solver.in_parts:
+        raise ProblemError(
+            f"{solver.name} needs x and y whole on every device: name a first-order solver such as "
+            "pdbo.PDBO(...), or split the data alone."
+        )
     x, y = check_point(problem, start.x, start.y, coarse=start.coarse)
     problem.view.check(problem.f, problem.g, x, y)
     key = jax.random.key(0) if key is None else key
@@ -270,7 +278,7 @@ def _carry_on(problem: Problem, state: State, solver: Solver | None) -> State:
         raise ProblemError(f"the state belongs to {state.solver.name}, not to {solver.name}.")
     _check_settings(problem, state, solver)
     state = eqx.tree_at(lambda s: s.solver, state, solver)
-    state = state if traced(state) else everywhere(problem.mesh, state)
+    state = state if traced(state) else problem.placed(state, state.point.x, state.point.y)
     problem.x_set.check(state.point.x, "x_set")
     problem.y_set.check(state.point.y, "y_set")
     check_functions(problem, state.point.x, state.point.y)

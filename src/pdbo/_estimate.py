@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
@@ -125,14 +124,13 @@ def _implicit(
     def onto_face(v: PyTree) -> PyTree:
         return jax.jvp(problem.y_set.project, (reached,), (v,))[1]
 
-    b, to_tree = ravel_pytree(onto_face(trees.scale(-1, f_y)))
+    b = onto_face(trees.scale(-1, f_y))
 
-    def times(v: Float[Array, " y"]) -> Float[Array, " y"]:
-        curved = jax.jvp(lambda w: slope(x, w)[1], (y,), (to_tree(v),))[1]
-        return ravel_pytree(onto_face(curved))[0]
+    def times(v: PyTree) -> PyTree:
+        return onto_face(jax.jvp(lambda w: slope(x, w)[1], (y,), (v,))[1])
 
-    solved = conjugate_residuals(times, b, None, jnp.finfo(b.dtype).eps, iterations)
-    v, rest = to_tree(solved.v), solved.residual
+    solved = conjugate_residuals(times, b, None, jnp.finfo(trees.dtype(b)).eps, iterations)
+    v, rest = solved.v, solved.residual
     turn = jax.jvp(lambda w: slope(x, w)[0], (y,), (v,))[1]
     down = problem.x_set.tangent(x, trees.scale(-1, trees.add(f_x, turn)))
     size = trees.length(v)

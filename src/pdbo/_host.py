@@ -10,7 +10,7 @@ from ._certificate import Certificate
 from ._driver import PLACES, chunks, replay_jit
 from ._errors import RESULTS
 from ._history import Certified, History, estimated, unjudged
-from ._mesh import agree, is_leader
+from ._mesh import agree, is_leader, many_hosts
 from ._options import Options
 from ._precision import measure_in_double
 from ._problem import Problem, values
@@ -158,7 +158,7 @@ class HostRun:
 
     def _is_calm(self, run: State, code: int, rows: Rows) -> bool:
         """Whether nothing hints at a failure: neither the code, nor f, g, x and y so far."""
-        if code not in (RUNNING, RESULTS.settled, RESULTS.stopped) or self.problem.mesh is not None:
+        if code not in (RUNNING, RESULTS.settled, RESULTS.stopped) or many_hosts(self.problem.mesh):
             return False
         far = float(trees.max_abs((run.point.x, run.point.y))) > FAR * float(run.scale)
         return not (far or rows["eps"][-1] == np.inf)

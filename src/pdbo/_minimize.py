@@ -1,12 +1,12 @@
 """An accurate first-order minimiser over a convex set, independent of any solver."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -43,30 +43,43 @@ class Search(NamedTuple):
 class Pairs(NamedTuple):
     """The last moves and the changes of the gradient along them, in a ring buffer."""
 
-    rows: Float[Array, "pairs z"]  # the moves, then the changes
+    rows: PyTree  # shaped like z with an axis ahead: the moves, then the changes
     along: Float[Array, "moves changes"]  # products; valid unless the change is the older one
     changes: Float[Array, "changes changes"]  # products of changes
     next: Int[Array, ""]  # the slot to be written next
     kept: Int[Array, ""]  # how many are remembered
 
     @staticmethod
-    def empty(z: Float[Array, " z"]) -> "Pairs":
+    def empty(z: PyTree) -> "Pairs":
         """No moves yet, for points like z."""
-        rows, grid = jnp.zeros((2 * MEMORY, z.size), z.dtype), jnp.zeros((MEMORY, MEMORY), z.dtype)
+        rows = jax.tree.map(lambda leaf: jnp.zeros((2 * MEMORY, *leaf.shape), leaf.dtype), z)
+        grid = jnp.zeros((MEMORY, MEMORY), trees.dtype(z))
         return Pairs(rows, grid, grid, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+    def products(self, z: PyTree) -> tuple[Array, Array]:
+        """The products of z with the moves and with the changes."""
+        by_row = jax.tree.map(
+            lambda rows, leaf: jnp.tensordot(rows, leaf, leaf.ndim, precision="highest"),
+            self.rows,
+            z,
+        )
+        by_move, by_change = jnp.split(functools.reduce(jnp.add, jax.tree.leaves(by_row)), 2)
+        return by_move, by_change
 
     def add(
         self,
-        move: Float[Array, " z"],
-        change: Float[Array, " z"],
+        move: PyTree,
+        change: PyTree,
         keep: Bool[Array, ""],
         convex: Bool[Array, ""],
     ) -> "Pairs":
         """Adds a pair if the move was kept and curved upwards; forgets all if it was not kept."""
         k, room = self.next, MEMORY - 1
-        move, change = (jnp.where(keep, v, 0) for v in (move, change))  # may be NaN
-        rows = self.rows.at[k].set(move).at[k + MEMORY].set(change)
-        by_move, by_change = jnp.split(trees.matmul(rows, change), 2)
+        move, change = trees.where(keep, (move, change), trees.zeros_like((move, change)))  # NaN
+        rows = jax.tree.map(
+            lambda rows, m, c: rows.at[k].set(m).at[k + MEMORY].set(c), self.rows, move, change
+        )
+        by_move, by_change = self._replace(rows=rows).products(change)
         kept = jnp.minimum(self.kept, room) + jnp.where(convex, 1, 0)
         return Pairs(
             rows,
@@ -76,9 +89,7 @@ class Pairs(NamedTuple):
             jnp.where(keep, kept, 0),
         )
 
-    def step(
-        self, gradient: Float[Array, " z"], first_scale: Float[Array, ""]
-    ) -> Float[Array, " z"]:
+    def step(self, gradient: PyTree, first_scale: Float[Array, ""]) -> PyTree:
         """The step of L-BFGS, in the compact form of Byrd, Nocedal & Schnabel (1994).
 
         `first_scale` times the gradient if no pair is remembered.
@@ -87,17 +98,19 @@ class Pairs(NamedTuple):
         order, used = (self.next + age) % MEMORY, age >= MEMORY - self.kept  # the oldest first
         grids = [m[order][:, order] for m in (self.along, self.changes)]
         along, changes = (jnp.where(used[:, None] & used, m, 0) for m in grids)
-        by_move, by_change = (
-            jnp.where(used, v[order], 0) for v in jnp.split(trees.matmul(self.rows, gradient), 2)
-        )
+        by_move, by_change = (jnp.where(used, v[order], 0) for v in self.products(gradient))
         scale = along[-1, -1] / jnp.where(used[-1], changes[-1, -1], 1)
         scale = jnp.where(used[-1], scale, first_scale)
-        upper = jnp.triu(along) + jnp.diag((~used).astype(gradient.dtype))
+        upper = jnp.triu(along) + jnp.diag((~used).astype(along.dtype))
         a = solve_triangular(upper, by_move)
         b = jnp.diag(along) * a + scale * (trees.matmul(changes, a) - by_change)
         weights = jnp.stack([solve_triangular(upper, b, trans=1), -scale * a])
         weights = jnp.zeros_like(weights).at[:, order].set(weights).ravel()
-        return scale * gradient + trees.matmul(weights, self.rows)
+
+        def combined(rows: Array, leaf: Array) -> Array:
+            return scale * leaf + jnp.tensordot(weights, rows, 1, precision="highest")
+
+        return jax.tree.map(combined, self.rows, gradient)
 
 
 def minimize(
@@ -137,9 +150,9 @@ def search(
         step = 0.01 * (1 + trees.length(start)) / jnp.maximum(trees.length(gradient), eps)
     best = Minimum(start, value, residual)
     zero = jnp.zeros((), jnp.int32)
-    flat, to_tree = ravel_pytree(start)
-    small = remember and isinstance(constraint, Free) and flat.size <= MEMORABLE
-    pairs = Pairs.empty(flat) if small else None
+    size = sum(leaf.size for leaf in jax.tree.leaves(start))
+    small = remember and isinstance(constraint, Free) and size <= MEMORABLE
+    pairs = Pairs.empty(start) if small else None
     first = Search(start, value, gradient, step, value, best, zero, zero, pairs)
 
     def going(s: Search) -> Bool[Array, ""]:
@@ -149,7 +162,7 @@ def search(
         if s.pairs is None:
             z = constraint.project(trees.axpy(-s.step, s.gradient, s.z))
         else:
-            z = trees.sub(s.z, to_tree(s.pairs.step(ravel_pytree(s.gradient)[0], s.step)))
+            z = trees.sub(s.z, s.pairs.step(s.gradient, s.step))
         value, gradient = value_and_grad(z)
         return _after_trial(constraint, s, z, value, gradient)
 
@@ -172,7 +185,7 @@ def _after_trial(
     pairs = s.pairs
     if pairs is not None:
         convex = sy > eps * jnp.sqrt(ss) * jnp.sqrt(yy)
-        pairs = pairs.add(ravel_pytree(move)[0], ravel_pytree(change)[0], keep, convex)
+        pairs = pairs.add(move, change, keep, convex)
     reference = jnp.where(keep, 0.5 * s.reference + 0.5 * value, s.reference)
     z, value, gradient = trees.where(keep, (z, value, gradient), (s.z, s.value, s.gradient))
     return Search(

@@ -138,6 +138,8 @@ def _starts(
 ) -> tuple[PyTree, PyTree, Array]:
     """The starts with a leading axis, and a key for each."""
     key = jax.random.key(0) if key is None else key
+    if problem.splits_point:
+        raise ProblemError("multistart needs x and y whole on every device: split the data alone.")
     if starts is not None:
         whole_number("starts", starts)
         x0, y0 = check_point(problem, x0s, y0s)

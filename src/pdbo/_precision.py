@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,7 @@ from ._certificate import MAX_SLACK, Certificate, measure_jit
 from ._checks import check_functions, point_arrays, traced
 from ._errors import KinkWarning, PrecisionWarning, ProblemError, brief, warn
 from ._problem import Problem
+from ._programs import FEW
 from ._solution import Outcome, Pending, Solution, State
 from ._solver import Point, Solver
 from ._stages import NO_FACTS, decided, exact_certificate, facts_of, is_rough
@@ -61,12 +63,26 @@ class Start(NamedTuple):
 @contextlib.contextmanager
 def session(start: Start, solver: Solver) -> Iterator[Start]:
     """The start as the solver is to have it, in a session that has its precision."""
-    lifted = _lifted(start, solver)
-    if lifted is None:
-        yield start
-        return
-    with jax.enable_x64(True):
-        yield lifted
+    with _near(start):
+        lifted = _lifted(start, solver)
+        if lifted is None:
+            yield start
+            return
+        with jax.enable_x64(True):
+            yield lifted
+
+
+def _near(start: Start) -> contextlib.AbstractContextManager:
+    """The CPU for a small problem: a GPU would mostly wait for the next kernel.
+
+    Arrays that were put on a device on purpose stay there.
+    """
+    leaves = [a for a in jax.tree.leaves((start.problem, start[1:])) if eqx.is_array_like(a)]
+    known = jax.default_backend() != "cpu" and not traced(start) and start.problem.mesh is None
+    bound = any(isinstance(a, Array) and a.committed for a in leaves) if known else True
+    if bound or sum(map(np.size, leaves)) > FEW:
+        return contextlib.nullcontext()
+    return jax.default_device(jax.devices("cpu")[0])
 
 
 def _lifted(start: Start, solver: Solver) -> Start | None:

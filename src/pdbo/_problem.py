@@ -8,15 +8,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._checks import kind
+from ._checks import kind, traced
 from ._data import DataView, Whole
 from ._errors import ProblemError
 from ._fresh_constants import with_fresh_constants
-from ._mesh import held_whole
+from ._mesh import Layout, is_spec
 from .sets import Free, Set
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Problem(eqx.Module):
     x_set: Set
     y_set: Set
     mesh: Mesh | None
+    specs: tuple[PyTree, PyTree]
     outer_constraint: Callable | None
     inner_constraint: Callable | None
     inner_term: "Term | None"
@@ -133,7 +135,8 @@ class Problem(eqx.Module):
         )
         self.x_set = _set("x_set", x_set)
         self.y_set = _set("y_set", y_set)
-        self.mesh = None  # the devices `shard` spreads the data over
+        self.mesh = None  # the devices `shard` spreads the data over ...
+        self.specs = (None, None)  # ... and how x and y are split over them
 
     def __repr__(self) -> str:
         from ._show import problem
@@ -147,12 +150,40 @@ class Problem(eqx.Module):
 
     def outer(self, x: PyTree, y: PyTree) -> Array:
         """The value of f."""
-        return self.view.value_f(self.f, *held_whole(self.mesh, (x, y)))
+        return self.view.value_f(self.f, *self._held(x, y))
 
     def inner(self, x: PyTree, y: PyTree) -> Array:
         """The value of g, and of the inner term if there is one."""
-        value = self.view.value_g(self.g, *held_whole(self.mesh, (x, y)))
+        value = self.view.value_g(self.g, *self._held(x, y))
         return value if self.inner_term is None else value + self.inner_term.value(x, y)
+
+    def _held(self, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
+        """A traced point with every leaf in its place, and its cotangents too.
+
+        Without this the compiler may split x and y like the data.
+        """
+        layout = self.layout(x, y)
+        if layout is None:
+            return x, y
+        return lax.with_sharding_constraint((x, y), (layout.x, layout.y))
+
+    @property
+    def splits_point(self) -> bool:
+        """Whether x or y is split over devices."""
+        return bool(
+            jax.tree.leaves(self.specs, is_leaf=lambda node: node is not None and is_spec(node))
+        )
+
+    def layout(self, x: PyTree, y: PyTree) -> Layout | None:
+        """How points like (x, y) lie on the devices; None without a mesh."""
+        return None if self.mesh is None else Layout.of(self.mesh, self.specs, x, y)
+
+    def placed(self, tree: PyTree, x: PyTree, y: PyTree) -> PyTree:
+        """A tree whose arrays lie on the devices as those of the point (x, y) do."""
+        layout = self.layout(x, y)
+        if layout is None:
+            return tree
+        return layout.held(tree) if traced(tree) else layout.put(tree)
 
     @property
     def sources(self) -> "list[Source | TorchFunction]":

@@ -91,7 +91,7 @@ def _solved(problem: Problem, x: PyTree, y: PyTree, effort: int) -> Answer:
 
 
 def _numpy(answer: Answer) -> Answer:
-    def plain(leaf: Array) -> np.ndarray:
-        return np.asarray(leaf)[()]
+    def plain(leaf: Array) -> Array | np.ndarray:
+        return np.asarray(leaf)[()] if leaf.is_fully_replicated else leaf  # else it stays split
 
     return jax.tree.map(plain, answer)

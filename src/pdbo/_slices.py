@@ -1,4 +1,4 @@
-"""The product of a sparse and a dense matrix on an NVIDIA GPU, as one Pallas kernel."""
+"""Logistic regression on an NVIDIA GPU: Pallas kernels for sparse products and for the softmax."""
 
 import importlib.util
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +19,7 @@ DEPTH = 32  # most entries in a piece: longer rows are cut
 WIDTH = 32  # columns of the dense matrix that one program works on
 TOGETHER = 4  # lines of a slice whose rows of the dense matrix are fetched at once
 WARPS = 8  # of 32 threads each, per program
+BLOCK = 32  # rows of scores that one program turns into losses
 
 
 class Compressed(Protocol):
@@ -132,3 +133,67 @@ def multiply(matrix: Slices, count: int, w: Float[Array, "columns k"]) -> Float[
     # a zero that the compiler cannot recognise: constants are shared, and then copied
     zeros = jnp.full((count, w.shape[1]), matrix.starts[0].astype(w.dtype))
     return call(matrix.values, matrix.columns, matrix.starts, matrix.rows, w, zeros)
+
+
+def plain_losses(
+    products: Float[Array, "rows classes"],
+    offsets: Float[Array, " classes"],
+    labels: Int[Array, " rows"],
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+    """The cross-entropy of each row of scores, and the gradient of their mean in the scores.
+
+    The scores are the products plus the offsets. XLA makes half a dozen kernels of this.
+    """
+    scores = products + offsets
+    total = jax.nn.logsumexp(scores, axis=1)
+    is_label = labels[:, None] == jnp.arange(scores.shape[1], dtype=labels.dtype)
+    own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
+    shares = jnp.exp(scores - total[:, None])
+    return total - own, (shares - is_label.astype(scores.dtype)) / scores.shape[0]
+
+
+def losses_in_one(
+    products: Float[Array, "rows classes"],
+    offsets: Float[Array, " classes"],
+    labels: Int[Array, " rows"],
+    interpret: bool = False,
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+    """The same as one kernel."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    count, classes = products.shape
+    width = 1 << (classes - 1).bit_length()
+
+    # the arguments are Pallas references, which have no public type
+    def program(products, offsets, labels, losses, slopes) -> None:
+        row = pl.program_id(0) * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        column = jnp.arange(width, dtype=jnp.int32)
+        inside, real = row < count, column < classes
+        both = inside[:, None] & real[None, :]
+        scores = triton.load(products.at[row[:, None], column[None, :]], mask=both, other=0)
+        scores = scores + triton.load(offsets.at[column], mask=real, other=0)[None, :]
+        scores = jnp.where(real[None, :], scores, -jnp.inf)
+        top = jnp.max(scores, axis=1)
+        powers = jnp.exp(scores - top[:, None])
+        size = jnp.sum(powers, axis=1)
+        label = triton.load(labels.at[row], mask=inside, other=0)
+        is_label = label.astype(jnp.int32)[:, None] == column[None, :]
+        own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
+        triton.store(losses.at[row], jnp.log(size) + top - own, mask=inside)
+        slope = (powers / size[:, None] - jnp.where(is_label, 1, 0)) / count
+        triton.store(
+            slopes.at[row[:, None], column[None, :]], slope.astype(slopes.dtype), mask=both
+        )
+
+    call = pl.pallas_call(
+        program,
+        out_shape=(
+            jax.ShapeDtypeStruct((count,), products.dtype),
+            jax.ShapeDtypeStruct((count, classes), products.dtype),
+        ),
+        grid=(-(-count // BLOCK),),
+        compiler_params=triton.CompilerParams(num_warps=4),
+        interpret=interpret,
+    )
+    return call(products, offsets, labels)

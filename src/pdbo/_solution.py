@@ -51,7 +51,8 @@ class State(eqx.Module):
 def launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
     """The state before the first step."""
     scale = 1 + trees.max_abs((x, y))
-    return State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
+    state = State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), scale)
+    return problem.placed(state, x, y) if problem.splits_point else state
 
 
 class Answer(NamedTuple):

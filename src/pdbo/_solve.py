@@ -192,7 +192,8 @@ def _writer(start: Start, options: Options, names: set[str]) -> CheckpointWriter
 def _start_digest(start: Start, options: Options) -> str | None:
     if start.state is not None:
         return digest(start.state)
-    return digest(*point_arrays(start.x, start.y), options.key)
+    spread = start.problem.mesh is not None
+    return digest(*point_arrays(start.x, start.y, spread), options.key)
 
 
 def _solve_traced(start: Start, run: State, options: Options, budget: int) -> Solution:

@@ -50,6 +50,7 @@ class Solver(eqx.Module):
         needs_products: whether it uses Hessian- or Jacobian-vector products.
         prefers_double: whether it runs in double precision on small problems, also in a session
             without 64-bit types.
+        in_parts: whether x and y may be split over devices: no device then holds all of a leaf.
     """
 
     label: ClassVar[str] = ""
@@ -59,6 +60,7 @@ class Solver(eqx.Module):
     fixed_batches: ClassVar[bool] = False
     needs_products: ClassVar[bool] = False
     prefers_double: ClassVar[bool] = False
+    in_parts: ClassVar[bool] = True
 
     def __check_init__(self):
         for field in dataclasses.fields(self):

@@ -114,6 +114,8 @@ def text(leaf: object) -> str:
     """A number or an array as text: its values or, if many, their range."""
     if not isinstance(leaf, np.ndarray) and isinstance(leaf, Tracer):
         return str(leaf)
+    if not getattr(leaf, "is_fully_addressable", True):
+        return f"array of shape {np.shape(leaf)}, split over processes"  # type: ignore
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf":
         return str(leaf)

@@ -1,7 +1,7 @@
 """Linear models on large sparse data: a differentiable sparse matrix and logistic regression."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
@@ -13,13 +13,21 @@ from jax.core import ShapedArray
 from jax.experimental import sparse
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._checks import whole_number
 from ._errors import ProblemError
-from ._slices import Compressed, Slices, available, multiply, slices
+from ._slices import (
+    Compressed,
+    Slices,
+    available,
+    losses_in_one,
+    multiply,
+    plain_losses,
+    slices,
+)
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -161,33 +169,50 @@ class DenseMatrix(eqx.Module):
 
 
 class SplitMatrix(eqx.Module):
-    """A sparse matrix whose rows are split over the devices of a mesh, for products `X @ w`.
+    """A sparse matrix in blocks, one for each device of a mesh, for products `X @ w`.
 
-    `pdbo.shard` makes it. The leading axis of each leaf of `blocks` counts the devices; all blocks
-    have room for the same number of non-zeros.
+    `pdbo.shard` makes it: of rows, of columns, or both ways. The two leading axes of each leaf of
+    `blocks` count the blocks down and across; all blocks have room for the same number of
+    non-zeros, and each has its transpose beside it. Where columns are split, w is split like them,
+    and a product is the sum over the blocks across; a gradient in w is one over those down.
     """
 
     blocks: SparseMatrix
     mesh: Mesh = eqx.field(static=True)
+    spec: PartitionSpec = eqx.field(static=True)  # the axes of the mesh down and across
 
     @classmethod
-    def of(cls, matrix: SparseMatrix, mesh: Mesh) -> "SplitMatrix":
-        """The matrix in one block of rows per device; the devices must divide the rows evenly."""
+    def of(cls, matrix: SparseMatrix, mesh: Mesh, spec: PartitionSpec) -> "SplitMatrix":
+        """The matrix in blocks; the devices must divide the rows and columns evenly."""
         from scipy.sparse import csr_array
 
+        spec = PartitionSpec(*[*spec, None, None][:2])
         direct = jax.tree.map(np.asarray, matrix.direct)
-        form = (direct.values, direct.columns, direct.starts)
-        every = np.split(np.arange(matrix.shape[0]), mesh.size)
-        parts = [csr_array(form, shape=matrix.shape)[rows[0] : rows[-1] + 1] for rows in every]
-        room = max(1, *(part.nnz for part in parts))
-        blocks = [SparseMatrix.from_scipy(part, matrix.dtype, room) for part in parts]
-        return cls(jax.tree.map(lambda *leaves: np.stack(leaves), *blocks), mesh)
+        whole = csr_array((direct.values, direct.columns, direct.starts), shape=matrix.shape)
+        down, across = (np.prod([mesh.shape[a] for a in _names(part)], dtype=int) for part in spec)
+        stripes = [whole[part] for part in _slices_of(matrix.shape[0], down)]
+        parts = [[s[:, part] for part in _slices_of(matrix.shape[1], across)] for s in stripes]
+        room = max(1, *(part.nnz for line in parts for part in line))
+
+        def stacked(trees: list) -> Any:
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+        lines = [
+            stacked([SparseMatrix.from_scipy(part, matrix.dtype, room) for part in line])
+            for line in parts
+        ]
+        return cls(stacked(lines), mesh, spec)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Where the leaves of the blocks lie: one block on each device."""
+        return NamedSharding(self.mesh, self.spec)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the whole matrix."""
-        count, starts = self.blocks.direct.starts.shape
-        return count * (starts - 1), self.blocks.transposed.starts.shape[1] - 1
+        down, across, starts = self.blocks.direct.starts.shape
+        return down * (starts - 1), across * (self.blocks.transposed.starts.shape[2] - 1)
 
     @property
     def dtype(self) -> np.dtype:
@@ -198,13 +223,27 @@ class SplitMatrix(eqx.Module):
         """The product with a dense vector or matrix, split over the devices like the rows."""
 
         def product(blocks: SparseMatrix, w: Array) -> Array:
-            return jax.tree.map(lambda leaf: leaf[0], blocks) @ w
+            return (jax.tree.map(lambda leaf: leaf[0, 0], blocks) @ w)[None]
 
-        split = PartitionSpec(self.mesh.axis_names)
-        specs = {"in_specs": (split, PartitionSpec()), "out_specs": split}
-        return jax.shard_map(product, mesh=self.mesh, **specs, check_vma=False)(
+        down, across = self.spec
+        specs = {
+            "in_specs": (self.spec, PartitionSpec(across)),
+            "out_specs": PartitionSpec(across, down),
+        }
+        parts = jax.shard_map(product, mesh=self.mesh, **specs, check_vma=False)(
             self.blocks, jnp.asarray(w)
         )
+        return jnp.sum(parts, axis=0)
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes of a mesh in one entry of a partition."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+
+
+def _slices_of(length: int, count: int) -> list[slice]:
+    size = length // count
+    return [slice(k * size, (k + 1) * size) for k in range(count)]
 
 
 Matrix: TypeAlias = SparseMatrix | DenseMatrix | SplitMatrix | Array | np.ndarray
@@ -272,10 +311,15 @@ def _sliced(*operands: Array) -> Array:
     return multiply(X.slices, X.starts.shape[0] - 1, w)
 
 
-def _lower_sliced(context: mlir.LoweringRuleContext, *operands: Any) -> Any:
-    with warnings.catch_warnings():  # newer versions of JAX announce the end of Pallas on Triton
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return mlir.lower_fun(_sliced, multiple_results=False)(context, *operands)
+def _quietly(function: Callable, many: bool) -> Callable:
+    """A lowering by Pallas: newer versions of JAX announce the end of Pallas on Triton."""
+
+    def lower(context: mlir.LoweringRuleContext, *operands: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return mlir.lower_fun(function, multiple_results=many)(context, *operands)
+
+    return lower
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Array | ad.Zero]) -> tuple[Array, Array]:
@@ -325,7 +369,7 @@ mlir.register_lowering(_product, mlir.lower_fun(_summed, multiple_results=False)
 mlir.register_lowering(
     _product, mlir.lower_fun(_compressed, multiple_results=False), platform="cpu"
 )
-mlir.register_lowering(_product, _lower_sliced, platform="cuda")
+mlir.register_lowering(_product, _quietly(_sliced, False), platform="cuda")
 
 
 def scores(w: PyTree, X: Matrix) -> Float[Array, "rows classes"]:
@@ -347,6 +391,8 @@ def cross_entropy(
         labels: the class of each row, from 0 on.
         sample_weight: a weight for each row; the mean is then weighted.
     """
+    if isinstance(X, SparseMatrix) and X.direct.slices is not None and sample_weight is None:
+        return _mean_loss(X @ w["weights"], w["offsets"], labels)
     if isinstance(X, DenseMatrix):  # class by class, the layout of its product
         rows, axis = w["weights"].T @ X.transposed + w["offsets"][:, None], 0
     else:
@@ -358,6 +404,57 @@ def cross_entropy(
     if sample_weight is None:
         return jnp.mean(losses)
     return jnp.sum(sample_weight * losses) / jnp.sum(sample_weight)
+
+
+# Softmax, losses and their gradient as a primitive of JAX: one kernel on an NVIDIA GPU.
+
+_softmax = Primitive("softmax_losses")
+_softmax.multiple_results = True
+
+
+@_softmax.def_abstract_eval
+def _(products: ShapedArray, *_: ShapedArray) -> list[ShapedArray]:
+    return [products.update(shape=products.shape[:1]), products]
+
+
+def _batch_losses(operands: Sequence[Array], axes: Sequence[int | None]) -> tuple[Any, list[int]]:
+    return jax.vmap(plain_losses, axes)(*operands), [0, 0]
+
+
+_softmax.def_impl(jax.jit(_softmax.bind))
+batching.primitive_batchers[_softmax] = _batch_losses
+mlir.register_lowering(_softmax, mlir.lower_fun(plain_losses, multiple_results=True))
+mlir.register_lowering(_softmax, _quietly(losses_in_one, True), platform="cuda")
+
+
+@jax.custom_jvp
+def _mean_loss(products: Array, offsets: Array, labels: Array) -> Float[Array, ""]:
+    """The mean cross-entropy of scores on a GPU: value and gradient come from one kernel."""
+    return jnp.mean(_losses(products, offsets, labels)[0])
+
+
+@_mean_loss.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    values, slopes = _losses(*primals)
+    return jnp.mean(values), jnp.sum(slopes * (tangents[0] + tangents[1]))
+
+
+@jax.custom_jvp
+def _losses(products: Array, offsets: Array, labels: Array) -> tuple[Array, Array]:
+    """The losses of the rows, and the gradient of their mean in the scores."""
+    values, slopes = _softmax.bind(products, offsets, labels)
+    return values, slopes
+
+
+@_losses.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    values, slopes = _losses(*primals)
+    count, labels = slopes.shape[0], primals[2]
+    change = tangents[0] + tangents[1]
+    is_label = labels[:, None] == jnp.arange(slopes.shape[1], dtype=labels.dtype)
+    shares = count * slopes + is_label.astype(slopes.dtype)
+    turned = shares * (change - jnp.sum(shares * change, axis=1, keepdims=True))
+    return (values, slopes), (count * jnp.sum(slopes * change, axis=1), turned / count)
 
 
 def penalty(x: Array, w: PyTree) -> Float[Array, ""]:

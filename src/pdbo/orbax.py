@@ -3,16 +3,17 @@
 import os
 import pathlib
 import types
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 from jaxtyping import Array, PyTree, UInt32
 
 from ._errors import CheckpointError, brief
-from ._mesh import mesh_of, rows, whole
+from ._mesh import agree, mesh_of, rows, whole
 
 
 def save_arrays(path: str | os.PathLike[str], tree: PyTree) -> None:
@@ -21,14 +22,19 @@ def save_arrays(path: str | os.PathLike[str], tree: PyTree) -> None:
     Every process calls this; on many hosts all of them must see the folder. Orbax does not notice
     most damaged files, so checksums are kept beside the arrays.
     """
-    ocp = _orbax()
-    path = pathlib.Path(path).absolute()
-    if path.exists():
+    if pathlib.Path(path).exists():
         raise CheckpointError(f"{path} exists already: choose another folder.")
+    write(pathlib.Path(path), tree)
+
+
+def write(path: pathlib.Path, tree: PyTree) -> None:
+    """The same, in place of whatever the folder holds."""
+    ocp = _orbax()
+    path = path.absolute()
     sums = {f"sum {i}": _checksum(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
     try:
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(path, {"arrays": tree, "sums": sums})
+            checkpointer.save(path, {"arrays": tree, "sums": sums}, force=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be written: {brief(error)}.") from None
 
@@ -39,26 +45,40 @@ def load_arrays(path: str | os.PathLike[str], mesh: Mesh | None = None) -> PyTre
     As the data of a `Problem` passed to `shard` with the same mesh, the arrays are not moved. The
     mesh may differ from the one the arrays were written from; None means all devices.
     """
-    ocp = _orbax()
-    path = pathlib.Path(path).absolute()
     mesh = mesh_of(mesh)
+
+    def place(leaf: jax.ShapeDtypeStruct) -> Sharding:
+        split = leaf.shape and leaf.shape[0] >= mesh.size and leaf.shape[0] % mesh.size == 0
+        return rows(mesh) if split else whole(mesh)
+
+    return read(pathlib.Path(path), place, mesh)
+
+
+def read(
+    path: pathlib.Path, place: Callable[[jax.ShapeDtypeStruct], Sharding], mesh: Mesh | None
+) -> PyTree:
+    """The same with every array where `place` says; all processes of the mesh call this."""
+    ocp = _orbax()
+    path = path.absolute()
     if not path.is_dir():
         raise CheckpointError(f"there is no folder {path}.")
 
-    def place(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        split = leaf.shape and leaf.shape[0] >= mesh.size and leaf.shape[0] % mesh.size == 0
-        sharding = rows(mesh) if split else whole(mesh)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    def shape(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        like = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(like))
 
+    failure = "another process cannot read its part"
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             kept = checkpointer.metadata(path).item_metadata.tree
-            found = checkpointer.restore(path, jax.tree.map(place, kept))
+            found = checkpointer.restore(path, jax.tree.map(shape, kept))
         arrays, sums = found["arrays"], found["sums"]
-        named = jax.tree_util.tree_leaves_with_path(arrays)
-        same = [int(sums[f"sum {i}"]) == int(_checksum(a)) for i, (_, a) in enumerate(named)]
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {brief(error)}.") from None
+        arrays, sums, failure = None, {}, brief(error)
+    if max(agree(mesh, int(not sums))):  # else the others would wait for this one
+        raise CheckpointError(f"{path} cannot be read: {failure}.")
+    named = jax.tree_util.tree_leaves_with_path(arrays)
+    same = [int(sums[f"sum {i}"]) == int(_checksum(a)) for i, (_, a) in enumerate(named)]
     for (where, _), good in zip(named, same, strict=True):
         if not good:
             name = jax.tree_util.keystr(where)

@@ -45,10 +45,15 @@ def kind(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
     return str(leaf.dtype), tuple(leaf.shape)
 
 
+def is_split(leaf: object) -> TypeGuard[jax.Array]:
+    """Whether a leaf is an array of which this process holds a part only."""
+    known = isinstance(leaf, jax.Array)
+    return known and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
 def store(name: str, leaf: Leaf) -> Stored:
     """A leaf as the file stores it; `name` is for the error."""
-    here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
-    if not here:
+    if is_split(leaf):
         raise CheckpointError(f"{name} is split over processes and cannot be saved from one.")
     data = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     if data.dtype.hasobject:

@@ -32,7 +32,7 @@ def describe_problem(problem: Problem) -> dict[str, str]:
     """A problem without its functions: its sets with their numbers, its data by shape only."""
     found = {}
     for field in dataclasses.fields(problem):
-        if field.name not in ("f", "g", "mesh"):
+        if field.name not in ("f", "g", "mesh", "specs"):
             value = getattr(problem, field.name)
             found |= _describe(value, field.name, numbers=isinstance(value, Set))
     return found

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shutil
 import socket
 from typing import NamedTuple, Self, TextIO
 
@@ -16,7 +17,7 @@ from .._sealed import JsonObject
 from .._solution import Solution, State
 from .description import check_description
 from .format import Saved, Stored, as_path, read, write
-from .packing import check_values, pack, unpack
+from .packing import PARTS, check_values, pack, split_leaves, unpack, write_parts
 
 KEPT = 2  # checkpoints; older ones are removed
 LOCK = "lock"
@@ -42,6 +43,7 @@ class Folder:
         self.path, self.mesh = as_path(path), mesh
         self.is_leader = is_leader(mesh)
         self.lock: TextIO | None = None
+        self.split_step = -1  # of the last part written of what is split over processes
 
     def __enter__(self) -> Self:
         if not self.is_leader:
@@ -73,6 +75,7 @@ class Folder:
         """Remove the checkpoints."""
         for path in _files(self.path):
             path.unlink()
+            shutil.rmtree(path.with_suffix(f".{PARTS}"), ignore_errors=True)
 
     def resume(
         self, run: State, problem: Problem, start: str | None, columns: set[str]
@@ -125,9 +128,14 @@ class Folder:
     def write(
         self, solution: Solution, problem: Problem, start: str | None, notes: JsonObject
     ) -> None:
-        """Write a checkpoint and remove all but the last two."""
+        """Write a checkpoint and remove all but the last two; all processes call this."""
+        assert solution.state is not None
+        step, split = int(solution.steps), split_leaves(solution.state)
+        if split and step != self.split_step:
+            write_parts(self._file(step), split)
+            self.split_step = step
         if self.is_leader:
-            self.put(int(solution.steps), *pack(solution, problem, start, notes))
+            self.put(step, *pack(solution, problem, start, notes, split))
 
     def put(self, step: int, header: JsonObject, arrays: dict[str, Stored]) -> None:
         """Write a header, which says the step, and arrays, and remove all but the last two."""
@@ -135,6 +143,7 @@ class Folder:
         for old in _files(self.path)[KEPT:]:
             with contextlib.suppress(OSError):
                 old.unlink()
+            shutil.rmtree(old.with_suffix(f".{PARTS}"), ignore_errors=True)
 
 
 def latest(folder: pathlib.Path) -> tuple[Saved | None, list[Failure]]:

@@ -1,5 +1,6 @@
 """A solution to arrays, and back."""
 
+import pathlib
 from typing import SupportsFloat
 
 import equinox as eqx
@@ -10,14 +11,15 @@ from jaxtyping import PyTree
 from .. import __version__
 from .._certificate import Certificate
 from .._errors import RESULTS
-from .._mesh import everywhere
 from .._problem import Problem, values
 from .._sealed import JsonObject
 from .._solution import Outcome, Solution, State, launch
 from .._solver import Point, Solver
-from .arrays import is_kept, keys, kind, named, plain, restore, store
+from .arrays import is_kept, is_split, keys, kind, named, plain, restore, store
 from .description import describe_problem, describe_solver, encode
 from .format import Saved, Stored
+
+PARTS = "parts"  # the suffix of the folder of what is split over processes, and its list
 
 SAME = 1e-3  # relative to their size: values of f (or g) at one point that differ by less agree
 
@@ -27,12 +29,17 @@ def pack(
     problem: Problem | None = None,
     start: str | None = None,
     notes: JsonObject | None = None,
+    split: dict[str, jax.Array] | None = None,
 ) -> tuple[JsonObject, dict[str, Stored]]:
-    """The header and the arrays of a solution and, if given, facts about its run."""
+    """The header and the arrays of a solution and, if given, facts about its run.
+
+    What is `split` over processes is only listed: all of them write it, beside the file.
+    """
+    split = split or {}
     state = solution.state
     assert state is not None
     point = state.point
-    leaves = {f"state{name}": leaf for name, leaf in named(state)}
+    leaves = {f"state{name}": leaf for name, leaf in named(state) if name not in split}
     leaves |= {f"history.{name}": column for name, column in solution.history.items()}
     leaves |= {"f": solution.f, "g": solution.g}
     outcome = solution.seen
@@ -50,8 +57,39 @@ def pack(
         "problem": None if problem is None else describe_problem(problem),
         "x": encode(point.x),
         "y": encode(point.y),
+        PARTS: [
+            {"name": f"state{n}", "dtype": kind(v)[0], "shape": kind(v)[1]}
+            for n, v in split.items()
+        ],
     }
     return header, {name: store(name, leaf) for name, leaf in leaves.items()}
+
+
+def split_leaves(state: State) -> dict[str, jax.Array]:
+    """The arrays of a state of which no process holds all, by their names."""
+    return {name: leaf for name, leaf in named(state) if is_split(leaf)}
+
+
+def write_parts(path: pathlib.Path, split: dict[str, jax.Array]) -> None:
+    """Write what is split over processes to the folder beside a file; all of them call this."""
+    from .. import orbax  # few runs need it
+
+    orbax.write(path.with_suffix(f".{PARTS}"), list(split.values()))
+
+
+def _read_parts(saved: Saved, template: State, problem: Problem) -> dict[str, jax.Array]:
+    """What was split over processes, split as it is to be here; verified."""
+    listed = saved.header.get(PARTS) or []
+    if not listed:
+        return {}
+    from .. import orbax
+
+    point = eqx.filter_eval_shape(lambda state: state.point, template)
+    layout = problem.layout(point.x, point.y)
+    alone = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    place = (lambda _: alone) if layout is None else layout.place
+    found = orbax.read(saved.path.with_suffix(f".{PARTS}"), place, problem.mesh)
+    return {entry["name"]: array for entry, array in zip(listed, found, strict=True)}
 
 
 def unpack(saved: Saved, template: State, problem: Problem, solver: Solver) -> Solution:
@@ -81,14 +119,19 @@ def _state(saved: Saved, template: State, problem: Problem, solver: Solver) -> S
     if different:
         raise saved.error(different)
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    filled = [
-        restore(saved.arrays[f"state{jax.tree_util.keystr(path)}"], leaf) if is_kept(leaf) else leaf
-        for path, leaf in leaves
-    ]
+    parts = _read_parts(saved, template, problem)
+
+    def fill(path: tuple, leaf: PyTree) -> PyTree:
+        name = f"state{jax.tree_util.keystr(path)}"
+        if not is_kept(leaf):
+            return leaf
+        return parts[name] if name in parts else restore(saved.arrays[name], leaf)
+
+    filled = [fill(path, leaf) for path, leaf in leaves]
     state: State = jax.tree.unflatten(structure, filled)
     # settings that are not arrays come from the solver given
     state = eqx.tree_at(lambda s: s.solver, state, eqx.combine(state.solver, solver))
-    return everywhere(problem.mesh, state)
+    return problem.placed(state, state.point.x, state.point.y)
 
 
 def template(saved: Saved, problem: Problem, solver: Solver, x: PyTree, y: PyTree) -> State:
@@ -129,6 +172,7 @@ def _difference(saved: Saved, template: State) -> str:
     """The first difference in names, dtypes or shapes between file and state; empty if none."""
     here = {f"state{name}": kind(leaf) for name, leaf in named(template)}
     there = {n: (s.dtype, s.shape) for n, s in saved.arrays.items() if n.startswith("state")}
+    there |= {e["name"]: (e["dtype"], tuple(e["shape"])) for e in saved.header.get(PARTS) or []}
     for name in here:
         if name not in there:
             return f"it has no {name}"

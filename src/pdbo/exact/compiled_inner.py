@@ -84,20 +84,24 @@ class Solved(NamedTuple):
 def conjugate_residuals(
     product: Map, b: Vector, start: Vector | None, accuracy: ArrayLike, most: ArrayLike
 ) -> Solved:
-    """Solve A v = b as `krylov.conjugate_residuals` does, with an accuracy relative to b."""
-    eps, none = float(jnp.finfo(b.dtype).eps), jnp.zeros((), jnp.int32)
+    """Solve A v = b as `krylov.conjugate_residuals` does, with an accuracy relative to b.
+
+    b may be a tree.
+    """
+    dtype = trees.dtype(b)
+    eps, none = float(jnp.finfo(dtype).eps), jnp.zeros((), jnp.int32)
     weak, down, flat = max(WEAK, COARSE * eps), max(NEGATIVE, COARSE * eps), FLAT / EPS * eps
-    unit = jnp.max(jnp.abs(b))
+    unit = max_abs(b)
     unit = jnp.where(unit > 0, unit, 1)  # squares of small numbers would underflow
-    b = b / unit
-    reference, zero, no = length(b), jnp.zeros((), b.dtype), jnp.zeros((), bool)
+    b = jax.tree.map(lambda leaf: leaf / unit, b)
+    reference, zero, no = length(b), jnp.zeros((), dtype), jnp.zeros((), bool)
     if start is None:
-        v, r, top, count = jnp.zeros_like(b), b, zero, none
+        v, r, top, count = trees.zeros_like(b), b, zero, none
     else:
-        v = start / unit
+        v = jax.tree.map(lambda leaf: leaf / unit, start)
         curved = product(v)
         size = length(v)
-        r, count = b - curved, none + 1
+        r, count = trees.sub(b, curved), none + 1
         top = jnp.where(size > 0, length(curved) / jnp.where(size > 0, size, 1), 0)
 
     def going(s: tuple) -> Bool[Array, ""]:
@@ -112,22 +116,25 @@ def conjugate_residuals(
         go = rAr > COARSE * eps * top * rr
         outside = rAr / jnp.sqrt(jnp.where(go, ArAr, 1))
         energy = jnp.where(null, 0, rr * (rr / jnp.where(go, rAr, 1)))
-        met = (outside <= accuracy * reference) & (energy <= accuracy**2 * jnp.abs(dot(v, b - r)))
+        met = (outside <= accuracy * reference) & (
+            energy <= accuracy**2 * jnp.abs(dot(v, trees.sub(b, r)))
+        )
         go &= ~met
         beta = jnp.where(previous > 0, rAr / jnp.where(previous > 0, previous, 1), 0)
-        p, Ap = r + beta * p, Ar + beta * Ap
+        p, Ap = trees.axpy(beta, p, r), trees.axpy(beta, Ap, Ar)
         size = dot(Ap, Ap)
         alpha = jnp.where(go & (size > 0), rAr / jnp.where(size > 0, size, 1), 0)
-        v, r = v + alpha * p, r - alpha * Ap
+        v, r = trees.axpy(alpha, p, v), trees.axpy(-alpha, Ap, r)
         bound = jnp.maximum(NEGLIGIBLE * accuracy * reference, flat * top * length(v))
         small = length(r) <= bound
         go_on = go & ~small & (alpha > 0)
         return v, r, p, Ap, rAr, top, null & ~(go & small), negative, count + 1, go_on
 
-    zeros = jnp.zeros_like(b)
+    zeros = trees.zeros_like(b)
     first = (v, r, zeros, zeros, zero, top, no, no, count, dot(r, r) > 0)
     v, r, *_, top, null, negative, count, _ = lax.while_loop(going, body, first)
-    return Solved(unit * v, unit * r, null & ~negative, negative, top, count)
+    v, r = trees.scale(unit, v), trees.scale(unit, r)
+    return Solved(v, r, null & ~negative, negative, top, count)
 
 
 def dense_solve(product: Map, b: Vector, wanted: Bool[Array, ""]) -> Solved:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import equinox as eqx
 import jax
@@ -70,6 +70,9 @@ class Set(eqx.Module):
     The numbers of a set are array leaves, cast to the dtype of the point. A subclass implements
     `_project` and `_tangent`.
     """
+
+    in_parts: ClassVar[bool] = False
+    """Whether a point split over devices is projected without a device that holds all of it."""
 
     def __repr__(self) -> str:
         from .._show import module
@@ -180,6 +183,8 @@ class Set(eqx.Module):
 class Free(Set):
     """The whole space."""
 
+    in_parts = True
+
     def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
         return (), ()
 
@@ -198,6 +203,8 @@ class Box(Set):
         lo, hi: numbers, arrays that broadcast to the leaves of the point, or pytrees of these with
             the structure of the point or a prefix of it; infinities are allowed.
     """
+
+    in_parts = True
 
     lo: PyTree[Array]
     hi: PyTree[Array]
@@ -247,6 +254,8 @@ class Box(Set):
 @final
 class NonNegative(Set):
     r"""The orthant $\{z : z \ge 0\}$."""
+
+    in_parts = True
 
     def _rows(self, z: PyTree) -> tuple[PyTree, PyTree]:
         return jax.tree.map(jnp.negative, z), ()

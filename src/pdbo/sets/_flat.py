@@ -35,6 +35,8 @@ class Halfspace(Set):
         b: a number.
     """
 
+    in_parts = True
+
     a: PyTree[Array]
     b: Float[Array, ""]
 

@@ -25,6 +25,8 @@ class Ball(Set):
         center: a number, an array or a pytree of these, like the bounds of a `Box`.
     """
 
+    in_parts = True
+
     radius: Float[Array, ""]
     center: PyTree[Array]
 
@@ -82,8 +84,11 @@ class Simplex(Set):
     Arguments:
         total: a number, at least 0.
 
-    Reference: Held, Wolfe and Crowder, Validation of subgradient optimization, 1974.
+    Reference: Michelot, A finite algorithm for finding the projection of a point onto the canonical
+    simplex of R^n, 1986. It needs sums alone, so entries may lie on many devices.
     """
+
+    in_parts = True
 
     total: Float[Array, ""]
 
@@ -97,17 +102,15 @@ class Simplex(Set):
         return -flat, jnp.sum(flat) - self._total(flat)
 
     def _project(self, z: PyTree) -> PyTree:
-        flat, unravel = ravel_pytree(z)
-        return unravel(_fill(flat, jnp.zeros(flat.shape, bool), self._total(flat)))
+        none = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, bool), z)
+        return _fill(z, none, self._total(z))
 
     def _tangent(self, z: PyTree, v: PyTree, ulps: float) -> PyTree:
-        flat = ravel_pytree(z)[0]
-        direction, unravel = ravel_pytree(v)
-        positive = flat > ulps * self._total(flat)
-        return unravel(_fill(direction, positive, jnp.zeros((), direction.dtype)))
+        positive = jax.tree.map(lambda leaf: leaf > ulps * self._total(z), z)
+        return _fill(v, positive, jnp.zeros((), trees.dtype(v)))
 
-    def _total(self, flat: Float[Array, " n"]) -> Float[Array, ""]:
-        return jnp.asarray(self.total, flat.dtype)
+    def _total(self, z: PyTree) -> Float[Array, ""]:
+        return jnp.asarray(self.total, trees.dtype(z))
 
     def _diameter(self, z: PyTree) -> Float[Array, ""]:
         return (math.sqrt(2) if _entries(z) > 1 else 0.0) * self.total
@@ -131,27 +134,49 @@ def _norm1(a: PyTree) -> Float[Array, ""]:
     return functools.reduce(jnp.add, [jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(a)])
 
 
-def _fill(
-    v: Float[Array, " n"], free: Bool[Array, " n"], total: Float[Array, ""]
-) -> Float[Array, " n"]:
+def _fill(v: PyTree, free: PyTree[Bool[Array, "..."]], total: Float[Array, ""]) -> PyTree:
     r"""The $d$ nearest to $v$ with $\sum_i d_i = total$ and $d_i \ge 0$ unless i is free.
 
-    It is $v - \tau$, cut at zero unless free, and $\tau$ is the largest of
-    $(\sum_{i \in I} v_i - total) / |I|$ over the index sets $I$ that hold the free entries and the
-    $k$ largest others, $k = 0, 1, \dots$
+    It is $v - \tau$, cut at zero unless free.
     """
     # Differences to the largest entry are summed: sums of entries near 1e6 lose 1 % in float32.
-    v = v - jax.lax.stop_gradient(jnp.max(v))
-    fixed = jax.lax.stop_gradient(v)
-    others = -jnp.sort(jnp.where(free, jnp.inf, -fixed))
-    others = jnp.concatenate([jnp.zeros(1, v.dtype), others])
-    sums = jnp.cumsum(others) + jnp.sum(jnp.where(free, fixed, 0))
-    counts = jnp.arange(others.size, dtype=v.dtype) + jnp.sum(free, dtype=v.dtype)
-    levels = jnp.where(counts > 0, (sums - total) / jnp.maximum(counts, 1), -jnp.inf)
-    d = v - jax.lax.stop_gradient(jnp.max(levels))
+    top = functools.reduce(
+        jnp.maximum, [jnp.max(leaf, initial=-jnp.inf) for leaf in jax.tree.leaves(v)]
+    )
+    v = jax.tree.map(lambda leaf: leaf - jax.lax.stop_gradient(top), v)
+    level = _level(jax.lax.stop_gradient(v), free, jax.lax.stop_gradient(total))
+    d = jax.tree.map(lambda leaf: leaf - level, v)
     # Newton steps on the sum remove its rounding error and carry the derivative.
     for _ in range(2):
-        support = free | (d > 0)
-        excess = jnp.sum(jnp.where(support, d, 0)) - total
-        d = d - excess / jnp.maximum(jnp.sum(support, dtype=v.dtype), 1)
-    return jnp.where(free | ~(d <= 0), d, 0)  # keeps NaN
+        support = jax.tree.map(lambda free, leaf: free | (leaf > 0), free, d)
+        excess, count = _sum_of(d, support)
+        d = jax.tree.map(lambda leaf: leaf - (excess - total) / jnp.maximum(count, 1), d)  # noqa: B023
+    return jax.tree.map(lambda free, leaf: jnp.where(free | ~(leaf <= 0), leaf, 0), free, d)
+
+
+def _level(
+    v: PyTree, free: PyTree[Bool[Array, "..."]], total: Float[Array, ""]
+) -> Float[Array, ""]:
+    r"""The $\tau$ at which the free entries of $v - \tau$ and its positive ones sum to the total.
+
+    Newton's method from below: the mean over the entries above the level is the next level, and
+    entries only ever leave. The largest entry must be zero.
+    """
+
+    def mean_above(level: Float[Array, ""]) -> Float[Array, ""]:
+        above = jax.tree.map(lambda free, leaf: free | (leaf > level), free, v)
+        sum_, count = _sum_of(v, above)
+        return jnp.where(count > 0, (sum_ - total) / jnp.maximum(count, 1), level)
+
+    sum_, count = _sum_of(v, free)
+    least = jnp.where(count > 0, (sum_ - total) / jnp.maximum(count, 1), -total)
+    first = jnp.maximum(least, mean_above(jnp.full_like(total, -jnp.inf)))
+    levels = (first, mean_above(first))
+    return jax.lax.while_loop(lambda s: s[1] > s[0], lambda s: (s[1], mean_above(s[1])), levels)[0]
+
+
+def _sum_of(v: PyTree, chosen: PyTree[Bool[Array, "..."]]) -> tuple[Array, Array]:
+    """The sum of the entries chosen, and how many they are."""
+    sums = jax.tree.map(lambda leaf, c: jnp.sum(jnp.where(c, leaf, 0)), v, chosen)
+    counts = jax.tree.map(lambda leaf, c: jnp.sum(c, dtype=leaf.dtype), v, chosen)
+    return tuple(functools.reduce(jnp.add, jax.tree.leaves(part)) for part in (sums, counts))  # type: ignore

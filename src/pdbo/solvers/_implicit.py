@@ -75,6 +75,7 @@ class Implicit(Solver):
     batch_refusal = "it compares values of f and g from step to step"
     needs_products = True
     prefers_double = True
+    in_parts = False
 
     compiled: bool = eqx.field(static=True, default=False)
     """Whether it is one compiled program wherever it runs."""

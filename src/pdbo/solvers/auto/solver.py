@@ -105,6 +105,7 @@ class AutoPDBO(Solver):
     )
     batch_refusal = "it compares values of f and g from step to step"
     prefers_double = True
+    in_parts = False
 
     exact: bool = eqx.field(static=True, default=True)
     """Whether `solve` runs `Implicit` before and after the search, on problems it is made for."""
