@@ -23,12 +23,17 @@ REST = 0.8  # the share of a round in which x moves, so that the inner estimate 
 WEIGHT, MOST = 0.1, 100.0  # the multiplier at first and at most, in units of |f_y| / |g_y|
 REACH = 0.05  # the step of x at first, in units of its own
 MEASURED = 8  # steps over which the unit of the multiplier is measured
+WARM = 8  # the most rounds before x moves
 PATIENCE = 6  # rounds without improvement that end a run
 _TINY = 1e-30
 
 
 class Walk(NamedTuple):
-    """x, y and the inner estimate, averages of gradients and squares, and how many were seen."""
+    """x, y and the inner estimate; averages of slopes and of their squares, over so many.
+
+    `square` is one preconditioner for both y and the inner estimate. `square_x` is a sum over all
+    `seen` slopes of x.
+    """
 
     x: PyTree
     y: PyTree
@@ -36,16 +41,29 @@ class Walk(NamedTuple):
     mean_x: PyTree
     mean_y: PyTree
     mean_hat: PyTree
+    square: PyTree
+    count: Float[Array, ""]
     square_x: Float[Array, ""]
-    square_y: PyTree
-    square_hat: PyTree
     seen: Float[Array, ""]
 
     @classmethod
     def begin(cls, x: PyTree, y: PyTree) -> "Walk":
-        """At a point, without any gradients yet."""
+        """At a point, without any slopes yet."""
         none, zero = trees.zeros_like(y), jnp.zeros((), trees.dtype(x))
-        return cls(x, y, y, trees.zeros_like(x), none, none, zero, none, none, zero)
+        return cls(x, y, y, trees.zeros_like(x), none, none, none, zero, zero, zero)
+
+    @property
+    def place(self) -> "Place":
+        """Where it stands."""
+        return Place(self.x, self.y, self.y_hat)
+
+
+class Place(NamedTuple):
+    """x, y and the inner estimate."""
+
+    x: PyTree
+    y: PyTree
+    y_hat: PyTree
 
 
 class Units(NamedTuple):
@@ -67,8 +85,9 @@ class BatchPDBOState(eqx.Module):
     round: Int[Array, ""]
     k: Int[Array, ""]
     idle: Int[Array, ""]
+    warmed: Int[Array, ""]
     at: Walk
-    best: Walk
+    best: Place
     values: Float[Array, " parts"]
     tried: Float[Array, ""]
     units: Units
@@ -125,8 +144,9 @@ class BatchPDBO(Solver):
             round=zero - RATES,
             k=zero,
             idle=zero,
+            warmed=zero,
             at=walk,
-            best=walk,
+            best=walk.place,
             values=jnp.zeros(problem.view.parts(PARTS), dtype),
             tried=jnp.asarray(jnp.finfo(dtype).max, dtype),
             units=Units(one, one, 0 * one, 0 * one),
@@ -141,13 +161,13 @@ class BatchPDBO(Solver):
 
     def _trial(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
         """A step of Adam on g with the rate that is tried."""
-        at, rate = s.at, _rate(s)
-        count = at.seen + 1
+        at, count = s.at, s.at.count + 1
         slope = jax.grad(problem.inner, 1)(at.x, at.y)
-        mean, square = _kept(MEAN, at.mean_y, slope), _kept(SQUARE, at.square_y, _squares(slope))
-        y = problem.y_set.project(_adam(at.y, rate, mean, square, count))
-        new = at._replace(y=y, mean_y=mean, square_y=square, seen=count)
-        s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
+        mean, square = _kept(MEAN, at.mean_y, slope), _kept(SQUARE, at.square, _squares(slope))
+        y = problem.y_set.project(_adam(at.y, _rate(s), mean, square, count))
+        new = at._replace(y=y, mean_y=mean, square=square, count=count)
+        at = trees.where(_is_finite(slope), new, at)
+        s = _with(s, at=at, t=s.t + 1, k=s.k + 1)
         return lax.cond(s.k == TRIAL, lambda s: self._tried(problem, s), lambda s: s, s)
 
     def _tried(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
@@ -157,22 +177,28 @@ class BatchPDBO(Solver):
         tried = jnp.where(lower, value, s.tried)
         rate = jnp.where(lower, _rate(s), s.units.rate)
         y = trees.where(lower, s.at.y, s.best.y_hat)  # the best so far
-        best = s.best._replace(y_hat=y)
-        at = Walk.begin(s.at.x, trees.where(s.round == -1, y, s.best.y))
-        unit = lax.cond(
-            s.round == -1, lambda: _unit_of_x(problem, at.x, y), lambda: jnp.ones_like(rate)
+        last = s.round == -1
+        at = Walk.begin(s.at.x, trees.where(last, y, s.best.y))
+        unit, values = lax.cond(
+            last,
+            lambda: (_unit_of_x(problem, at.x, y), _parts(problem, at)),
+            lambda: (jnp.ones_like(rate), s.values),
         )
         units = s.units._replace(rate=rate, x=unit)
-        return _with(s, at=at, best=best, tried=tried, units=units, round=s.round + 1, k=0 * s.k)
+        best = s.best._replace(y_hat=y)
+        return _with(
+            s, at=at, best=best, tried=tried, units=units, values=values, round=s.round + 1,
+            k=0 * s.k,
+        )  # fmt: skip
 
     def _walk(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
-        """A step of a round; in the first one, half as long, x rests."""
+        """A step of a round; in those of the warm-up, half as long, x rests."""
         at, units = s.at, s.units
         (g_xh, g_h), (g_x, g_y) = (
             jax.grad(problem.inner, (0, 1))(at.x, y) for y in (at.y_hat, at.y)
         )
         f_x, f_y = jax.grad(problem.outer, (0, 1))(at.x, at.y)
-        early = (s.round == 0) & (s.k < MEASURED)
+        early = s.t < RATES * TRIAL + MEASURED
         units = units._replace(
             f_y=units.f_y + jnp.where(early, trees.dot(f_y, f_y), 0),
             g_y=units.g_y + jnp.where(early, trees.dot(g_y, g_y), 0),
@@ -184,9 +210,9 @@ class BatchPDBO(Solver):
 
         length = jnp.where(s.round == 0, ROUND // 2, ROUND)
         share = (s.k + 1).astype(multiplier.dtype) / length
-        new = self._moved(problem, s, (d_x, d_y, g_h), share)
-        sound = trees.finite(new)
-        s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
+        sound = _is_finite((d_x, d_y, g_h))
+        at = trees.where(sound, self._moved(problem, s, (d_x, d_y, g_h), share), at)
+        s = _with(s, at=at, t=s.t + 1, k=s.k + 1)
         judged = lambda s: self._judge(problem, s, sound)  # noqa: E731
         return lax.cond((s.k >= length) | ~sound, judged, lambda s: s, s)
 
@@ -194,55 +220,54 @@ class BatchPDBO(Solver):
         self, problem: Problem, s: BatchPDBOState, slopes: tuple, share: Float[Array, ""]
     ) -> Walk:
         """The point after a step along these slopes, when this share of the round is over."""
-        at, (d_x, d_y, g_h), count = s.at, slopes, s.at.seen + 1
+        at, (d_x, d_y, g_h), count, seen = s.at, slopes, s.at.count + 1, s.at.seen + 1
         mean_x, mean_y, mean_hat = (
             _kept(MEAN, m, d)
             for m, d in zip((at.mean_x, at.mean_y, at.mean_hat), slopes, strict=True)
         )
-        square_y, square_hat = (
-            _kept(SQUARE, v, _squares(d)) for v, d in ((at.square_y, d_y), (at.square_hat, g_h))
-        )
+        both = jax.tree.map(lambda a, b: jnp.maximum(a**2, b**2), d_y, g_h)
+        square = _kept(SQUARE, at.square, both)
         size = sum(leaf.size for leaf in jax.tree.leaves(d_x))
         square_x = at.square_x + trees.dot(d_x, d_x) / size
 
         rate = s.units.rate * (1 - share)
-        both = jax.tree.map(jnp.maximum, square_y, square_hat)
-        y = _adam(at.y, rate, mean_y, both, count)
-        y_hat = _adam(at.y_hat, rate, mean_hat, both, count)
+        y = _adam(at.y, rate, mean_y, square, count)
+        y_hat = _adam(at.y_hat, rate, mean_hat, square, count)
         reach = jnp.where(s.round == 0, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
-        usual = jnp.sqrt(square_x / count) * (1 - MEAN**count) + _TINY
+        usual = jnp.sqrt(square_x / seen) * (1 - MEAN**count) + _TINY
         x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean_x, at.x))
         y, y_hat = problem.y_set.project(y), problem.y_set.project(y_hat)
-        return Walk(x, y, y_hat, mean_x, mean_y, mean_hat, square_x, square_y, square_hat, count)
+        return Walk(x, y, y_hat, mean_x, mean_y, mean_hat, square, count, square_x, seen)
 
     def _judge(self, problem: Problem, s: BatchPDBOState, sound: Bool[Array, ""]) -> BatchPDBOState:
         """The end of a round, or of one that is not finite any more."""
-        values = problem.on_all().view.parts_of_f(problem.f, s.at.x, s.at.y_hat, PARTS)
+        values, warming = _parts(problem, s.at), s.round == 0
         change = values - s.values
         spread = jnp.std(change) / max(len(values) - 1, 1) ** 0.5
         mean = jnp.where(sound & jnp.isfinite(spread), jnp.mean(change), jnp.inf)
-        first = (s.round == 0) & jnp.isfinite(mean)
-        better, worse = first | (mean < -SURE * spread), ~first & ~(mean <= SURE * spread)
-        unclear = ~better & ~worse
-        best, kept = trees.where(
-            better | (unclear & (mean < 0)), (s.at, values), (s.best, s.values)
-        )
+        better, worse = mean < -SURE * spread, ~(mean <= SURE * spread)
+        accepted = better | (warming & jnp.isfinite(mean))
+        best, kept = trees.where(accepted, (s.at.place, values), (s.best, s.values))
+        again = warming & better & (s.warmed < WARM)
         return _with(
             s,
-            at=best,
+            at=s.at._replace(x=best.x, y=best.y, y_hat=best.y_hat),
             best=best,
             values=kept,
-            round=s.round + 1,
+            round=jnp.where(again, s.round, s.round + 1),
+            warmed=s.warmed + 1,
             k=0 * s.k,
-            idle=jnp.where(better, 0, s.idle + 1),
-            reach=jnp.where(worse, s.reach / 4, s.reach),
-            weight=jnp.where(unclear, jnp.minimum(10 * s.weight, MOST), s.weight),
+            idle=jnp.where(accepted, 0, s.idle + 1),
+            reach=jnp.where(worse & ~warming, s.reach / 4, s.reach),
+            weight=jnp.where(
+                accepted | worse, s.weight, jnp.minimum(10 * s.weight, MOST)
+            ),
         )
 
     def output(self, state: BatchPDBOState) -> Point:
         """The best round, before the end of the first the point reached."""
-        at = trees.where(state.round > 0, state.best[:2], state.at[:2])
-        return Point(*at)
+        at = trees.where(state.round > 0, state.best, state.at.place)
+        return Point(at.x, at.y)
 
     def settled(self, state: BatchPDBOState) -> Bool[Array, ""]:
         """Whether the last rounds brought nothing."""
@@ -318,6 +343,11 @@ def _adam(
     )  # fmt: skip
 
 
-def _finite(new: Walk, old: Walk) -> Walk:
-    """The new point, or the old one if the new is not finite."""
-    return trees.where(trees.finite(new), new, old)
+def _parts(problem: Problem, at: Walk) -> Float[Array, " parts"]:
+    """f at the inner estimate on all examples, in parts."""
+    return problem.on_all().view.parts_of_f(problem.f, at.x, at.y_hat, PARTS)
+
+
+def _is_finite(slopes: PyTree) -> Bool[Array, ""]:
+    """Whether slopes are finite; one sum tells, so that a step stays one pass over them."""
+    return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(slopes)))
