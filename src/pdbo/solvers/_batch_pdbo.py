@@ -23,6 +23,7 @@ REST = 0.8  # the share of a round in which x moves, so that the inner estimate 
 WEIGHT, MOST = 0.1, 100.0  # the multiplier at first and at most, in units of |f_y| / |g_y|
 REACH = 0.05  # the step of x at first, in units of its own
 MEASURED = 8  # steps over which the unit of the multiplier is measured
+CHECK = 75  # steps with x at rest that an improvement has to survive
 WARM = 8  # the most rounds before x moves
 PATIENCE = 6  # rounds without improvement that end a run
 _TINY = 1e-30
@@ -86,6 +87,7 @@ class BatchPDBOState(eqx.Module):
     k: Int[Array, ""]
     idle: Int[Array, ""]
     warmed: Int[Array, ""]
+    checking: Bool[Array, ""]
     at: Walk
     best: Place
     values: Float[Array, " parts"]
@@ -145,6 +147,7 @@ class BatchPDBO(Solver):
             k=zero,
             idle=zero,
             warmed=zero,
+            checking=jnp.zeros((), bool),
             at=walk,
             best=walk.place,
             values=jnp.zeros(problem.view.parts(PARTS), dtype),
@@ -208,7 +211,7 @@ class BatchPDBO(Solver):
         d_x = trees.axpy(multiplier, trees.sub(g_x, g_xh), f_x)
         d_y = trees.axpy(1 / multiplier, f_y, g_y)
 
-        length = jnp.where(s.round == 0, ROUND // 2, ROUND)
+        length = jnp.where(s.round == 0, ROUND // 2, jnp.where(s.checking, CHECK, ROUND))
         share = (s.k + 1).astype(multiplier.dtype) / length
         sound = _is_finite((d_x, d_y, g_h))
         at = trees.where(sound, self._moved(problem, s, (d_x, d_y, g_h), share), at)
@@ -233,7 +236,7 @@ class BatchPDBO(Solver):
         rate = s.units.rate * (1 - share)
         y = _adam(at.y, rate, mean_y, square, count)
         y_hat = _adam(at.y_hat, rate, mean_hat, square, count)
-        reach = jnp.where(s.round == 0, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
+        reach = jnp.where((s.round == 0) | s.checking, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
         usual = jnp.sqrt(square_x / seen) * (1 - MEAN**count) + _TINY
         x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean_x, at.x))
         y, y_hat = problem.y_set.project(y), problem.y_set.project(y_hat)
@@ -246,22 +249,24 @@ class BatchPDBO(Solver):
         spread = jnp.std(change) / max(len(values) - 1, 1) ** 0.5
         mean = jnp.where(sound & jnp.isfinite(spread), jnp.mean(change), jnp.inf)
         better, worse = mean < -SURE * spread, ~(mean <= SURE * spread)
-        accepted = better | (warming & jnp.isfinite(mean))
+        checked = better & ~warming & ~s.checking  # the inner estimate may lag behind x
+        worse = (worse & ~warming) | (s.checking & ~better)
+        accepted = (better & ~checked) | (warming & jnp.isfinite(mean))
         best, kept = trees.where(accepted, (s.at.place, values), (s.best, s.values))
-        again = warming & better & (s.warmed < WARM)
+        again = (warming & better & (s.warmed < WARM)) | checked
+        grown = ~(better | warming | worse)
         return _with(
             s,
-            at=s.at._replace(x=best.x, y=best.y, y_hat=best.y_hat),
+            at=trees.where(checked, s.at, s.at._replace(x=best.x, y=best.y, y_hat=best.y_hat)),
             best=best,
             values=kept,
             round=jnp.where(again, s.round, s.round + 1),
             warmed=s.warmed + 1,
+            checking=checked,
             k=0 * s.k,
-            idle=jnp.where(accepted, 0, s.idle + 1),
-            reach=jnp.where(worse & ~warming, s.reach / 4, s.reach),
-            weight=jnp.where(
-                accepted | worse, s.weight, jnp.minimum(10 * s.weight, MOST)
-            ),
+            idle=jnp.where(accepted, 0, jnp.where(checked, s.idle, s.idle + 1)),
+            reach=jnp.where(worse, s.reach / 4, s.reach),
+            weight=jnp.where(grown, jnp.minimum(10 * s.weight, MOST), s.weight),
         )
 
     def output(self, state: BatchPDBOState) -> Point:
