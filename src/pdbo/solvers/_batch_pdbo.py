@@ -236,7 +236,9 @@ class BatchPDBO(Solver):
         rate = s.units.rate * (1 - share)
         y = _adam(at.y, rate, mean_y, square, count)
         y_hat = _adam(at.y_hat, rate, mean_hat, square, count)
-        reach = jnp.where((s.round == 0) | s.checking, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
+        reach = jnp.where((s.round == 0) | s.checking, 0, s.reach) * jnp.maximum(
+            1 - share / REST, 0
+        )
         usual = jnp.sqrt(square_x / seen) * (1 - MEAN**count) + _TINY
         x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean_x, at.x))
         y, y_hat = problem.y_set.project(y), problem.y_set.project(y_hat)
