@@ -346,6 +346,24 @@ class Batches(DataView):
                 )
 
 
+class Pooled(DataView):
+    """All examples in every step, for methods that compare exact values."""
+
+    batches: Batches
+
+    def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """f on all its examples."""
+        return self.batches.value_f(f, x, y)
+
+    def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """g on all its examples."""
+        return self.batches.value_g(g, x, y)
+
+    def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
+        """Raise a ProblemError if a function is not a mean over the examples of its batch."""
+        self.batches.check(f, g, x, y)
+
+
 class Drawn(DataView):
     """One batch for each of the two functions, with their numbers if they are fixed ones."""
 
