@@ -188,6 +188,10 @@ class Stream(eqx.Module):
             total = total + rest / self.length * part(x, y, last, rest)
         return total
 
+    def take(self, indices: Int[Array, " size"]) -> PyTree:
+        """Some of the examples."""
+        return self._take(indices, indices)
+
     def _advance(self, cursor: Cursor) -> Cursor:
         offset = cursor.offset - (self.length - self.size)  # a sum could overflow
         over = offset >= 0
