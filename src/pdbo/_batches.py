@@ -416,6 +416,8 @@ def reading(problem: "Problem") -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, ProblemError) and error.solution is not None:
+            raise  # it is known already
         for source in sources:
             if source.error is not None:
                 raise ProblemError(f"{source.blame}: {brief(source.error)}.") from error
