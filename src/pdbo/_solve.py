@@ -159,9 +159,7 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     return _handed_over(solution, given.problem, options, began)
 
 
-def _on_all_examples(
-    given: Start, solver: Solver | None, options: Options
-) -> Solution | None:
+def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> Solution | None:
     """The default's certified solution by `Implicit` on all examples, if there is one.
 
     It is looked for if the problem is small and f's examples determine x, or else fitting them
