@@ -4,7 +4,8 @@
 
 draws units of f, g, x and the pixels, the size of batches and the start, for digits with half of
 the labels wrong, linear model and network, and compares the test accuracy with that of plain
-training on the noisy labels in the units of the data. The record is benchmarks/records/rescalings.json.
+training on the noisy labels in the units of the data. The record is
+benchmarks/records/rescalings.json.
 """
 
 import argparse

@@ -93,14 +93,15 @@ class BatchPDBOState(eqx.Module):
 class BatchPDBO(Solver):
     r"""A primal-dual penalty method without settings, for mini-batches.
 
-    It measures three units first, then moves x, y and an inner estimate $\hat y$ in rounds:
+    It measures three units, and moves x, y and an inner estimate $\hat y$ in rounds:
 
     1. **The rate r of y.** Adam trains y on g, a few steps for each of twelve rates; the lowest g
        on all examples wins, and the run starts there.
-    2. **The unit u of x**, the change that matters to $g_y$: the smaller of
-       $|g_y| / |g_{xy}d|$ and $|g_{xy}d| / |g_{xxy}dd|$ for a random sign vector d. Write x so
-       that all its entries have about the same unit.
-    3. **The unit $\rho = |f_y| / |g_y|$ of the multiplier** $\lambda = w\rho$.
+    2. **The unit $\rho = |f_y| / |g_y|$ of the multiplier** $\lambda = w\rho$.
+    3. **The unit u of x**, the change that matters to $g_y$: the smaller of
+       $|g_y| / |g_{xy}d|$ and $|g_{xy}d| / |g_{xxy}dd|$ for a random sign vector d, after rounds in
+       which x rests, as long as those lower f at $\hat y$. Write x so that all its entries have
+       about the same unit.
 
     A step takes one batch of f and one of g. y follows $g_y(x, y) + f_y(x, y)/\lambda$ and
     $\hat y$ follows $g_y(x, \hat y)$ by Adam with one preconditioner for both, so that they
@@ -108,12 +109,15 @@ class BatchPDBO(Solver):
     $f_x + \lambda(g_x(x, y) - g_x(x, \hat y))$ over its root mean square so far. In a round the
     rates fall to zero, that of x somewhat earlier.
 
-    A round is judged by f at $(x, \hat y)$ on all examples, in parts. Worse for sure: it is
-    undone, and x moves in smaller steps. Neither: the multiplier grows tenfold. So it stays low
-    while that helps, and y keeps learning from f's examples. The best round is returned; a run ends
-    when six rounds in a row have brought nothing.
+    A round is judged by f at $(x, \hat y)$ on all examples, in parts. Better for sure: x rests for
+    a while, so that $\hat y$ catches up, and the round counts if it is better still. Worse for
+    sure: it is undone, and x moves in smaller steps. Neither: it is undone, and the multiplier
+    grows tenfold. So that stays low while it helps, and y keeps learning from f's examples. If f
+    has fewer than ten examples for each entry of x, a round has to gain a tenth of what all rounds
+    before it have: smaller gains fit the noise of the examples. The best round is returned; a run
+    ends when six rounds in a row have brought nothing.
 
-    It holds about a dozen copies of y. It is a heuristic: the certificate says how good a point is.
+    It holds seven copies of y. It is a heuristic: the certificate says how good a point is.
 
     Reference: this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel
     Optimization with Multiple Inner Minima (2022) for the constraint on the inner gap, and Kingma
@@ -221,11 +225,7 @@ class BatchPDBO(Solver):
         last, x = s.round == -1, s.at.x
         start = trees.where(last, y, s.best.y)
         at = Place(x, start, start)
-        unit, values = lax.cond(
-            last,
-            lambda: (_unit_of_x(problem, x, y), _parts(problem, at)),
-            lambda: (jnp.ones_like(rate), s.values),
-        )
+        values = lax.cond(last, lambda: _parts(problem, at), lambda: s.values)
         return _with(
             s,
             at=at,
@@ -233,7 +233,7 @@ class BatchPDBO(Solver):
             moments=s.moments.forgotten(),
             values=values,
             tried=jnp.where(lower, value, s.tried),
-            units=s.units._replace(rate=rate, x=unit),
+            units=s.units._replace(rate=rate),
             round=s.round + 1,
             k=0 * s.k,
         )
@@ -253,6 +253,9 @@ class BatchPDBO(Solver):
         best, kept = trees.where(accepted, (s.at, values), (s.best, s.values))
         again = (warming & better & (s.warmed < WARM)) | checked
         grown = ~(better | warming | worse)
+        unit = lax.cond(
+            warming & ~again, lambda: _unit_of_x(problem, *s.at[::2]), lambda: s.units.x
+        )
         return _with(
             s,
             at=trees.where(checked, s.at, best),
@@ -264,6 +267,7 @@ class BatchPDBO(Solver):
             checking=checked,
             k=0 * s.k,
             idle=jnp.where(accepted, 0, jnp.where(checked, s.idle, s.idle + 1)),
+            units=s.units._replace(x=unit),
             reach=jnp.where(worse, s.reach / 4, s.reach),
             weight=jnp.where(grown, jnp.minimum(10 * s.weight, MOST), s.weight),
         )
@@ -282,7 +286,7 @@ class BatchPDBO(Solver):
         of g and three products. Values on all examples are not counted.
         """
         trials = jnp.minimum(state.t, RATES * TRIAL)
-        walked, units = state.t - trials, (state.round >= 0).astype(state.t.dtype)
+        walked, units = state.t - trials, (state.round > 0).astype(state.t.dtype)
         return Calls(walked, trials + 2 * walked + units, 3 * units)
 
 
