@@ -82,7 +82,7 @@ def test_a_function_without_third_derivatives_will_do():
 
 def test_it_is_the_default_and_carries_on_to_the_bit(tmp_path):
     problem, key = regression(), jax.random.key(1)
-    options = dict(every=200, tol=0.0)
+    options = dict(every=200, tol=None)
     whole = pdbo.solve(problem, *START, steps=700, key=key, **options)
     part = pdbo.solve(problem, *START, steps=533, key=key, **options)
     assert isinstance(whole.state.solver.solver, BatchPDBO)
@@ -93,7 +93,7 @@ def test_it_is_the_default_and_carries_on_to_the_bit(tmp_path):
         leaves = (jax.tree.leaves(s.state.solver_state) for s in (whole, rest))
         assert all(np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
     calls = [int(whole.history[f"{name}_calls"][-1]) for name in "fg"]
-    assert calls == [220, 480 + 2 * 220] and int(whole.history["products"][-1]) == 0
+    assert calls == [220, 480 + 2 * 220 + 1] and int(whole.history["products"][-1]) == 3
 
 
 def test_ends_when_rounds_bring_nothing(optimised):

@@ -354,8 +354,8 @@ def _slopes_of_round(problem: Problem, s: BatchPDBOState) -> tuple[Place, Units]
 
 def _kept(share: float, mean: PyTree, new: PyTree, count: Float[Array, ""]) -> PyTree:
     """A decaying mean with another value, the first if there were none before."""
-    kept = jnp.where(count > 0, share, 0)
-    return jax.tree.map(lambda m, v: kept * m + (1 - share) * v, mean, new)
+    kept = lambda m, v: jnp.where(count > 0, share * m, 0) + (1 - share) * v  # noqa: E731
+    return jax.tree.map(kept, mean, new)  # what is forgotten may have overflowed
 
 
 def _adam(
