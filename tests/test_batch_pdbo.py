@@ -107,6 +107,15 @@ def test_ends_when_rounds_bring_nothing(optimised):
     assert bool(solver.settled(state))
 
 
+def test_many_starts_one_after_the_other(optimised):
+    """The best of them is the one of lowest f; its certificate is the full one."""
+    starts = [np.stack([np.zeros_like(v), 0.1 + v]) for v in START]
+    found = pdbo.multistart(regression(), *starts, steps=700, every=700)
+    assert found.all.f.shape == (2,) and found.index == int(np.argmin(found.all.f))
+    assert isinstance(found.state.solver.solver, BatchPDBO)
+    assert np.isfinite(float(found.certificate.eps))
+
+
 def test_needs_batches():
     with pytest.raises(pdbo.ProblemError, match="BatchPDBO needs mini-batches"):
         pdbo.solve(cases.toy(), 2.0, jnp.zeros(2), BatchPDBO())
