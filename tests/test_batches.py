@@ -340,14 +340,18 @@ def test_a_source_that_fails_in_the_middle_leaves_what_there_is(tmp_path):
 
 def test_small_problems_are_solved_exactly_by_default(tmp_path):
     """On all examples, as without batches, and as AutoPDBO is; if they determine x."""
-    first = lambda x, y, b: g(jnp.broadcast_to(x, (D,)), y, b)
-    problem = pdbo.Problem(f, first, Batches(OUTER, INNER, (7, 11)))
+    rng, truth = np.random.default_rng(3), np.array([1.0, -1.0, 0.5])
+    noise = 3 * rng.normal(size=N)  # which a penalty is good against
+    inner = {"X": INNER["X"], "target": INNER["X"] @ truth + noise}
+    outer = {"X": OUTER["X"], "target": OUTER["X"] @ truth}
+    shrunk = lambda x, y, b: g(jnp.broadcast_to(x, (D,)), y, b)
+    problem = pdbo.Problem(f, shrunk, Batches(outer, inner, (7, 11)))
     found = pdbo.solve(problem, np.zeros(1), Y0, checkpoint=tmp_path)
     assert found.ok and found.certificate.exact
     H = 2 * INNER["X"].T @ INNER["X"] / N + np.exp(float(found.x[0])) * np.eye(D)
-    y = np.linalg.solve(H, 2 * INNER["X"].T @ INNER["target"] / N)
+    y = np.linalg.solve(H, 2 * inner["X"].T @ inner["target"] / N)
     np.testing.assert_allclose(found.y, y, rtol=1e-9)
-    slope = 2 * OUTER["X"].T @ (OUTER["X"] @ y - OUTER["target"]) / M
+    slope = 2 * outer["X"].T @ (outer["X"] @ y - outer["target"]) / M
     assert abs(slope @ np.linalg.solve(H, np.exp(float(found.x[0])) * y)) < 1e-8
     again = pdbo.solve(problem, np.zeros(1), Y0, pdbo.AutoPDBO())
     assert np.array_equal(again.y, found.y)

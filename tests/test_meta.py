@@ -42,7 +42,7 @@ def test_tasks_of_digits_have_five_classes_and_no_image_twice():
 def test_functions_against_sums_written_out():
     tasks = meta.sinusoids(0)
     x, w = meta.start(tasks, 0)
-    w = jax.tree.map(lambda a: a * jnp.arange(1.0, 9.0).reshape(8, *[1] * (a.ndim - 1)), w)
+    w = jax.tree.map(lambda a: a * jnp.arange(1, 9, dtype=a.dtype).reshape(8, *[1] * (a.ndim - 1)), w)
     batch, total, apart = tasks["train"], 0.0, 0.0
     for k in range(meta.TASKS):
         own = jax.tree.map(lambda a, k=k: np.asarray(a[k]), w)

@@ -166,7 +166,7 @@ def solvers(kind: str) -> dict[str, Solver]:
 
 def run(seed: int, quick: bool, track: Track = iter, data: pathlib.Path | None = None) -> Results:
     """Every method on both kinds of tasks, from every seed."""
-    import jax
+    import equinox as eqx
 
     from ..solvers._batch_pdbo import RATES, TRIAL
     from ..solvers._streamed import Streamed
@@ -176,7 +176,7 @@ def run(seed: int, quick: bool, track: Track = iter, data: pathlib.Path | None =
     seeds, budget = (2, 3000) if quick else (SEEDS, CALLS)
     arrays, calls, seconds = {}, {}, {}
     pairs = {f"{kind}, {n}": (kind, n) for kind in KINDS for n in (DEFAULT, *RIVALS[kind])}
-    look = jax.jit(lambda p, x: adapted(p, x)[1])
+    look = eqx.filter_jit(lambda p, x: adapted(p, x)[1])
     for kind, name in map(pairs.__getitem__, track(list(pairs))):
         drawn = [
             sinusoids(seed + k) if kind == "sinusoid" else few_shot(found, seed + k)
