@@ -55,7 +55,8 @@ def solve(
     Arguments:
         problem: the problem.
         x0, y0: the start. Outside its set it is projected, with a warning.
-        solver: the method; None is `AutoPDBO()`, which has nothing to tune.
+        solver: the method; None is `AutoPDBO()`, on `Batches` `Implicit` or `BatchPDBO()`: nothing
+            to tune.
         steps: the most steps this call takes, 10,000 unless the solver sets its own budget.
         tol: the run ends when the certificate's eps is at most this. With None nothing is estimated
             during the run, which takes all its steps; the certificate is there if asked for.

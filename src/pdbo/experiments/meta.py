@@ -27,6 +27,7 @@ WAYS, PER_CLASS = 5, 4  # classes of an image task, and images of each for train
 PROXIMAL = 0.05  # how strongly a task's weights are held near x
 HIDDEN = 40
 SEEDS, CALLS, ROWS = 5, 20_000, 10
+QUICK = (2, 3000)  # seeds and calls of a quick run
 ADAPT = 200  # gradients of g for the weights of the tasks, from x
 DEFAULT, START = "default (BatchPDBO)", "random start"
 RIVALS: dict[str, dict[str, dict[str, Any]]] = {  # steps chosen on tasks of another seed
@@ -173,7 +174,7 @@ def run(seed: int, quick: bool, track: Track = iter, data: pathlib.Path | None =
     from ._trace import trace_each
 
     found = images(data)
-    seeds, budget = (2, 3000) if quick else (SEEDS, CALLS)
+    seeds, budget = QUICK if quick else (SEEDS, CALLS)
     arrays, calls, seconds = {}, {}, {}
     pairs = {f"{kind}, {n}": (kind, n) for kind in KINDS for n in (DEFAULT, *RIVALS[kind])}
     look = eqx.filter_jit(lambda p, x: adapted(p, x)[1])
