@@ -54,10 +54,8 @@ def certify(
             but no more than `max_slack`.
         iterations: the most gradients of g spent on the inner value from each of its starts, and
             again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
-        examples: with `Batches`, look at a sample of so many examples of f and of g only. The
-            result is a `pdbo.results.SampledCertificate`, an estimate with standard errors that
-            never certifies a point.
-        key: a PRNG key for the sample.
+        examples, key: with `Batches`, look at so many examples only, drawn with a PRNG key, for a
+            `pdbo.results.SampledCertificate`: an estimate that never certifies a point.
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
     problem, x, y = problem.entered(x, y)
@@ -68,8 +66,8 @@ def certify(
     if examples is not None:
         return _estimated(problem, x, y, examples, key)
     count = problem.view.effort() if iterations is None else iterations
-    slack = None if slack is None else jnp.asarray(slack)
     with reading(problem):
+        slack = None if slack is None else jnp.asarray(slack)
         checked = check_point(problem, x, y, project=False)
         if traced(problem, *checked, multiplier, slack):
             if multiplier is not None:

@@ -198,7 +198,7 @@ replay_jit = Program(replay)
 
 def chosen(solver: Solver | None, problem: Problem | None = None) -> Solver:
     """The solver given, the automatic one if there is none; a ProblemError if it is not one."""
-    if solver is None or isinstance(solver, AutoPDBO):
+    if solver is None or (isinstance(solver, Solver) and solver.exact_first):
         in_batches = problem is not None and problem.view.in_batches
         return BatchPDBO() if in_batches else solver or AutoPDBO()
     if not isinstance(solver, Solver):

@@ -32,8 +32,7 @@ def sampled(
     a group moves it by $w \cdot g_y - w \cdot H w / 2$.
     """
     over, used = _groups(problem, examples, key)
-    flat_x, to_x = ravel_pytree(x)
-    _, to_y = ravel_pytree(y)
+    (_, to_x), (_, to_y) = ravel_pytree(x), ravel_pytree(y)
 
     def slopes(part: Problem) -> tuple[Array, ...]:
         f_x, f_y = jax.grad(part.outer, (0, 1))(x, y)
@@ -68,21 +67,31 @@ def sampled(
     q = solve(over(lambda part: turned(part, unit)).mean(0))
     moves = hyper @ unit - (f_y + curved) @ q
     gaps = g_y @ w - 0.5 * over(lambda part: times(part, w)[1]) @ w
-    nothing, unknown = jnp.zeros_like(size), jnp.full_like(size, jnp.nan)
-    outside = jnp.maximum(problem.x_set.distance(x), problem.y_set.distance(y))
+    residual = jnp.sqrt(jnp.sum(g_y.mean(0) ** 2))
+    errors = _standard_error(moves), _standard_error(gaps)
+    return _certificate(problem, (x, y), size, jnp.maximum(gap, 0), residual, errors, used)
+
+
+def _certificate(
+    problem: Problem, at: tuple[PyTree, PyTree], stationarity: Array, gap: Array, residual: Array,
+    errors: tuple[Array, Array], examples: int,
+) -> SampledCertificate:  # fmt: skip
+    """The certificate with these entries, which holds for no tolerance."""
+    outside = jnp.maximum(problem.x_set.distance(at[0]), problem.y_set.distance(at[1]))
+    nothing = jnp.zeros_like(stationarity)
     return SampledCertificate(
-        stationarity=size,
-        feasibility=outside.astype(flat_x.dtype),
+        stationarity=stationarity,
+        feasibility=outside.astype(stationarity.dtype),
         complementarity=nothing,
         distance=nothing,
-        inner_gap=jnp.maximum(gap, 0),
-        inner_residual=jnp.sqrt(jnp.sum(g_y.mean(0) ** 2)),
-        multiplier=unknown,
+        inner_gap=gap,
+        inner_residual=residual,
+        multiplier=nothing + jnp.nan,
         slack=nothing,
-        eps=jnp.full_like(size, jnp.inf),
-        error=_standard_error(moves),
-        gap_error=_standard_error(gaps),
-        examples=jnp.asarray(used, size.dtype),
+        eps=nothing + jnp.inf,
+        error=errors[0],
+        gap_error=errors[1],
+        examples=jnp.asarray(examples, stationarity.dtype),
     )
 
 

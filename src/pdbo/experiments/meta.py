@@ -161,8 +161,9 @@ def solvers(kind: str) -> dict[str, Solver]:
     """The default and the rivals."""
     from ..solvers import ITD, AIDConjugateGradient, BatchPDBO
 
-    classes = {"AID-CG": AIDConjugateGradient, "ITD-R": ITD}
-    return {DEFAULT: BatchPDBO()} | {n: classes[n](**s) for n, s in RIVALS[kind].items()}
+    classes: dict[str, Any] = {"AID-CG": AIDConjugateGradient, "ITD-R": ITD}
+    found: dict[str, Solver] = {DEFAULT: BatchPDBO()}
+    return found | {n: classes[n](**s) for n, s in RIVALS[kind].items()}
 
 
 def run(seed: int, quick: bool, track: Track = iter, data: pathlib.Path | None = None) -> Results:

@@ -40,21 +40,21 @@ class Place(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Averages of slopes, and of the squares for y and its estimate, over the last `count`.
+    """Averages of slopes, and of the squares for y and its estimate, over so many `slopes`.
 
     `square_x` is a sum over all `seen` slopes of x.
     """
 
     mean: Place
     square: PyTree
-    count: Float[Array, ""]
+    slopes: Float[Array, ""]
     square_x: Float[Array, ""]
     seen: Float[Array, ""]
 
     def forgotten(self) -> "Moments":
         """As before the first slope; averages over none count for nothing."""
-        none = 0 * self.count
-        return self._replace(count=none, square_x=none, seen=none)
+        none = 0 * self.slopes
+        return self._replace(slopes=none, square_x=none, seen=none)
 
 
 class Units(NamedTuple):
@@ -191,10 +191,10 @@ class BatchPDBO(Solver):
     ) -> tuple[Place, Moments]:
         """The point after a step along these slopes, when this share of the round is over."""
         at, old = s.at, s.moments
-        count, seen = old.count + 1, old.seen + 1
-        mean = _kept(MEAN, old.mean, slopes, old.count)
+        count, seen = old.slopes + 1, old.seen + 1
+        mean = _kept(MEAN, old.mean, slopes, old.slopes)
         both = jax.tree.map(lambda a, b: jnp.maximum(a**2, b**2), slopes.y, slopes.y_hat)
-        square = _kept(SQUARE, old.square, both, old.count)
+        square = _kept(SQUARE, old.square, both, old.slopes)
         size = sum(leaf.size for leaf in jax.tree.leaves(slopes.x))
         square_x = old.square_x + trees.dot(slopes.x, slopes.x) / size
 
