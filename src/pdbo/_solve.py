@@ -171,7 +171,7 @@ def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> S
     if given.state is not None:
         exact = isinstance(given.state.solver_state, ImplicitState)
         return _solve(whole, solver, options) if exact else None
-    if not (solver is None or solver.exact_first) or not determined(*whole[:3]):
+    if not chosen(solver).exact_first or not determined(*whole[:3]):
         return None
     plain = dataclasses.replace(options, checkpoint=None, throw=False)
     solution = _solve(whole, Implicit(), plain)
