@@ -44,7 +44,7 @@ def certify(
     $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
     left of stationarity is the hypergradient, if the inner minimum is unique.
 
-    With constraints it is a `ConstrainedCertificate`; multiplier, slack and iterations play no part.
+    With constraints it is a `ConstrainedCertificate`; multiplier, slack and iterations do nothing.
 
     Arguments:
         problem, x, y: the problem and the point.
