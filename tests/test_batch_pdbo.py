@@ -82,7 +82,7 @@ def test_a_function_without_third_derivatives_will_do():
 
 def test_it_is_the_default_and_carries_on_to_the_bit(tmp_path):
     problem, key = regression(), jax.random.key(1)
-    options = dict(every=200, tol=0.0)
+    options = dict(every=200, tol=None)
     whole = pdbo.solve(problem, *START, steps=700, key=key, **options)
     part = pdbo.solve(problem, *START, steps=533, key=key, **options)
     assert isinstance(whole.state.solver.solver, BatchPDBO)
@@ -105,6 +105,15 @@ def test_ends_when_rounds_bring_nothing(optimised):
     )
     solver, state = run(flat, RATES * TRIAL + 7 * ROUND, (np.ones(1), np.ones(1)))
     assert bool(solver.settled(state))
+
+
+def test_many_starts_one_after_the_other(optimised):
+    """The best of them is the one of lowest f; its certificate is the full one."""
+    starts = [np.stack([np.zeros_like(v), 0.1 + v]) for v in START]
+    found = pdbo.multistart(regression(), *starts, steps=700, every=700)
+    assert found.all.f.shape == (2,) and found.index == int(np.argmin(found.all.f))
+    assert isinstance(found.state.solver.solver, BatchPDBO)
+    assert np.isfinite(float(found.certificate.eps))
 
 
 def test_needs_batches():

@@ -14,7 +14,8 @@ import pytest
 
 from pdbo import presets
 from pdbo.app.report._draw import draw
-from pdbo.experiments import Unavailable, _images, cleaning
+from pdbo.experiments import Unavailable, _corruption, _images, cleaning
+from pdbo.experiments._corruption import PROTOCOLS
 from pdbo.experiments._results import Record
 from pdbo.presets import _rows
 
@@ -113,6 +114,46 @@ def test_exactly_half_of_the_labels_are_wrong_ones():
     again = cleaning.draw(marked, [0, 1], 600)
     assert np.array_equal(again["train"]["y"], data["train"]["y"])
     assert not np.array_equal(cleaning.draw(marked, [0, 2], 600)["train"]["y"], data["train"]["y"])
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocols_corrupt_as_published(name):
+    """Exactly half of the labels are replaced; which images count as clean differs."""
+    digits, protocol = _images._digits(), PROTOCOLS[name]
+    marked = digits._replace(pixels=np.arange(len(digits.labels), dtype=np.float32)[:, None])
+    data = _corruption.draw(marked, [3], protocol)
+    mean, spread = 0.0, 1.0
+    if protocol.standard:
+        order = np.random.default_rng([3]).permutation(1200)[: len(data["train"]["y"])]
+        mean, spread = marked.pixels[order].mean(), marked.pixels[order].std() + 1e-4
+    parts = {
+        k: np.rint(data[k]["X"][:, 0] * spread + mean).astype(int)
+        for k in ("train", "validation", "test")
+    }
+    true, given = digits.labels[parts["train"]], data["train"]["y"]
+    clean, count = data["clean"]["clean"], len(given)
+    assert count / len(parts["validation"]) == pytest.approx(
+        protocol.train / protocol.validation, rel=0.05
+    )
+    assert not set(parts["train"]) & set(parts["validation"])
+    wrong = (given != true).mean()
+    if name == "ours":
+        assert wrong == 0.5 and np.array_equal(clean, given == true)
+    else:  # a label drawn anew is right in one of ten cases
+        assert 0.4 < wrong < 0.5
+        assert np.array_equal(given[clean], true[clean])
+        assert clean.mean() == 0.5 if name == "V-PBGD" else np.array_equal(clean, given == true)
+    if name == "V-PBGD":
+        assert not set(parts["test"]) & {*parts["train"], *parts["validation"]}
+    problem, x0 = _corruption.problem(data, protocol, 2.0)
+    w = jax.tree.map(lambda a: a + 0.1, cleaning.start("linear", 1, 0))
+    batch = {k: v[:4] for k, v in problem.data.inner.examples.items()}
+    weight = x0[0] if name == "BOME" else 0.5
+    ridge = protocol.ridge * sum(float(jnp.sum(v**2)) for v in w.values())
+    expected = float(weight) * float(cleaning.outer(None, w, batch)) + ridge
+    assert float(problem.g(x0, w, batch)) == pytest.approx(expected, rel=1e-5)
+    at = jnp.where(jnp.asarray(clean), 0.9, 0.1 if name == "BOME" else -0.1)
+    assert float(_corruption.f1(at, jnp.asarray(clean), protocol)) == 1
 
 
 def test_scores_are_those_of_scikit_learn():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # what __getattr__ finds; names are loaded when they are firs
     from .results import Certificate as Certificate
     from .results import Comparison as Comparison
     from .results import ConstrainedCertificate as ConstrainedCertificate
+    from .results import SampledCertificate as SampledCertificate
     from .results import Solution as Solution
     from .results import State as State
     from .results import TermCertificate as TermCertificate
@@ -111,8 +112,8 @@ _ELSEWHERE = {  # by submodule, names that are public there and answer here, too
     "errors": "AnswerWarning CheckpointError CheckpointWarning DataReplicated KinkWarning "
     "PrecisionWarning StartProjected",
     "hosts": "distributed",
-    "results": "BestOf Certificate Comparison ConstrainedCertificate Solution State "
-    "TermCertificate",
+    "results": "BestOf Certificate Comparison ConstrainedCertificate "
+    "SampledCertificate Solution State TermCertificate",
     "schedules": "Bound Constants Schedule Steps constant estimate_constants theory",
     "sets": "Polyhedron Set",
     "solvers": "BOME BVFIM F2SA ITD MEHA VPBGD AIDConjugateGradient AIDFixedPoint BatchPDBO BigSAM "

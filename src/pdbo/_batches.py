@@ -188,6 +188,10 @@ class Stream(eqx.Module):
             total = total + rest / self.length * part(x, y, last, rest)
         return total
 
+    def take(self, indices: Int[Array, " size"]) -> PyTree:
+        """Some of the examples."""
+        return self._take(indices, indices)
+
     def _advance(self, cursor: Cursor) -> Cursor:
         offset = cursor.offset - (self.length - self.size)  # a sum could overflow
         over = offset >= 0
@@ -346,6 +350,24 @@ class Batches(DataView):
                 )
 
 
+class Pooled(DataView):
+    """All examples in every step, for methods that compare exact values."""
+
+    batches: Batches
+
+    def value_f(self, f: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """f on all its examples."""
+        return self.batches.value_f(f, x, y)
+
+    def value_g(self, g: Callable[..., Array], x: PyTree, y: PyTree) -> Float[Array, ""]:
+        """g on all its examples."""
+        return self.batches.value_g(g, x, y)
+
+    def check(self, f: Callable, g: Callable, x: PyTree, y: PyTree) -> None:
+        """Raise a ProblemError if a function is not a mean over the examples of its batch."""
+        self.batches.check(f, g, x, y)
+
+
 class Drawn(DataView):
     """One batch for each of the two functions, with their numbers if they are fixed ones."""
 
@@ -394,6 +416,8 @@ def reading(problem: "Problem") -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, ProblemError) and error.solution is not None:
+            raise  # it is known already
         for source in sources:
             if source.error is not None:
                 raise ProblemError(f"{source.blame}: {brief(source.error)}.") from error

@@ -149,6 +149,32 @@ class TermCertificate(Certificate):
         )
 
 
+class SampledCertificate(Certificate):
+    """What a sample of the examples says about a point; it never holds: `eps` is infinite.
+
+    `stationarity` is the length of the hypergradient, which noise makes too long rather than too
+    short; `inner_gap` is that of a quadratic model of g.
+
+    Attributes:
+        error, gap_error: the standard errors of these two.
+        examples: how many examples of f, and of g, were looked at.
+    """
+
+    error: _Number | float = float("nan")
+    gap_error: _Number | float = float("nan")
+    examples: _Number | float = 0.0
+
+    @property
+    def in_words(self) -> str:
+        """What it says, in a sentence."""
+        return (
+            f"From {int(self.examples)} examples of f and of g: the hypergradient is "
+            f"{float(self.stationarity):.1e} ± {float(self.error):.1e} long, and y is "
+            f"an inner minimiser to {float(self.inner_gap):.1e} ± "
+            f"{float(self.gap_error):.1e}; only all examples can certify a point."
+        )
+
+
 def _text(value: _Number) -> str:
     if traced(value) or np.ndim(value) > 0:
         return str(value)

@@ -1,9 +1,10 @@
 """The certificate of any point, however it was found."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from . import _trees as trees
 from ._batches import reading
@@ -25,6 +26,8 @@ def certify(
     slack: ArrayLike | None = None,
     max_slack: ArrayLike = MAX_SLACK,
     iterations: int | None = None,
+    examples: int | None = None,
+    key: Array | None = None,
 ) -> Certificate:
     r"""The certificate of a point, however it was found.
 
@@ -41,8 +44,7 @@ def certify(
     $\arg\min_y f(x, y) + \lambda g(x, y)$: its distance to y counts towards `eps`, and what is
     left of stationarity is the hypergradient, if the inner minimum is unique.
 
-    With constraints the certificate is another one, a `pdbo.results.ConstrainedCertificate`, and
-    multiplier, slack and iterations play no part.
+    With constraints it is a `ConstrainedCertificate`; multiplier, slack and iterations do nothing.
 
     Arguments:
         problem, x, y: the problem and the point.
@@ -51,6 +53,8 @@ def certify(
             but no more than `max_slack`.
         iterations: the most gradients of g spent on the inner value from each of its starts, and
             again on the neighbour; 2,000 unless given, with `Batches` their `passes`.
+        examples, key: with `Batches`, look at so many examples only, drawn with a PRNG key, for a
+            `pdbo.results.SampledCertificate`: an estimate that never certifies a point.
     """
     _check_options(problem, multiplier, slack, max_slack, iterations)
     problem, x, y = problem.entered(x, y)
@@ -58,9 +62,11 @@ def certify(
         from ._coupled import certify_coupled  # it needs SciPy, as nothing else does
 
         return certify_coupled(Start(problem, x, y), chosen(None))
+    if examples is not None:
+        return _estimated(problem, x, y, examples, key)
     count = problem.view.effort() if iterations is None else iterations
-    slack = None if slack is None else jnp.asarray(slack)
     with reading(problem):
+        slack = None if slack is None else jnp.asarray(slack)
         checked = check_point(problem, x, y, project=False)
         if traced(problem, *checked, multiplier, slack):
             if multiplier is not None:
@@ -71,6 +77,23 @@ def certify(
             multiplier = None if multiplier is None else jnp.asarray(multiplier, trees.dtype(x))
             multiplier = everywhere(problem.mesh, multiplier)
         return certified_in_double(problem, x, y, multiplier, slack, max_slack, count)
+
+
+def _estimated(
+    problem: Problem, x: PyTree, y: PyTree, examples: int, key: Array | None
+) -> Certificate:
+    """The certificate estimated from some of the examples."""
+    from ._sampled import GROUPS, sampled  # few need it
+
+    whole_number("examples", examples)
+    if not problem.view.in_batches:
+        raise ProblemError("examples needs data in batches: give the data as pdbo.Batches(...).")
+    fewest = min(problem.data.outer.length, problem.data.inner.length, int(examples))
+    if fewest < GROUPS:
+        raise ProblemError(f"examples must be at least {GROUPS}, of f and of g, got {fewest}.")
+    with reading(problem):
+        x, y = check_point(problem, x, y, project=False)
+        return sampled(problem, x, y, int(examples), jax.random.key(0) if key is None else key)
 
 
 def _check_options(

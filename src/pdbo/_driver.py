@@ -201,8 +201,9 @@ replay_jit = Program(replay)
 
 def chosen(solver: Solver | None, problem: Problem | None = None) -> Solver:
     """The solver given, the automatic one if there is none; a ProblemError if it is not one."""
-    if solver is None:
-        return BatchPDBO() if problem is not None and problem.view.in_batches else AutoPDBO()
+    if solver is None or (isinstance(solver, Solver) and solver.exact_first):
+        in_batches = problem is not None and problem.view.in_batches
+        return BatchPDBO() if in_batches else solver or AutoPDBO()
     if not isinstance(solver, Solver):
         raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
     return solver

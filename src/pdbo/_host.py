@@ -1,5 +1,8 @@
 """A run on the host: chunk by chunk, with history, progress line and checkpoints."""
 
+import contextlib
+from collections.abc import Iterator
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -8,7 +11,7 @@ from . import _trees as trees
 from ._batches import reading
 from ._certificate import Certificate
 from ._driver import PLACES, chunks, replay_jit
-from ._errors import RESULTS
+from ._errors import RESULTS, ProblemError
 from ._history import Certified, History, estimated, unjudged
 from ._mesh import agree, is_leader, many_hosts
 from ._options import Options
@@ -62,10 +65,12 @@ class HostRun:
         self.tol = self.working_tol = float(np.asarray(options.tolerance))
         self.every = options.spacing(problem.view)
         self.history = History()
+        self.last: State | None = None  # the run at its last record
         if writer is not None:
             self.pace = Pace(min(REFRESH, writer.seconds))
         else:
-            self.pace = Pace(REFRESH if options.progress or options.may_stop else None)
+            short = options.progress or options.may_stop or bool(problem.sources)
+            self.pace = Pace(REFRESH if short else None)
 
     def solve(self, run: State, first: bool) -> Solution:
         """The run from a state on; `first` is whether that state is recorded too."""
@@ -81,7 +86,7 @@ class HostRun:
                 self.working_tol = notes["working_tol"]
             if int(run.step) >= self.until:
                 return self._conclude(run, RUNNING, None)
-        with self._progress(run) as bar:
+        with self._progress(run) as bar, self._salvaged():
             while True:
                 run, code, faults = self._advance(run, first, bar)
                 first = False
@@ -115,7 +120,7 @@ class HostRun:
             code = int(chunk.code)
             rows = self.history.add(run, chunk.rows, int(chunk.written))
             bar.update(rows)
-            run = chunk.run
+            run = self.last = chunk.run
             (stops,) = agree(self.problem.mesh, int(self.options.stops(rows)))
             if stops and code == RUNNING:
                 return run, int(RESULTS.stopped), None
@@ -126,18 +131,37 @@ class HostRun:
         run, faults, failure = replay_jit(self.problem, run, every)
         return run, int(failure), faults
 
+    @contextlib.contextmanager
+    def _salvaged(self) -> Iterator[None]:
+        """Keep what the run has so far if its examples cannot be fetched any more."""
+        try:
+            with reading(self.problem):
+                yield
+        except ProblemError as error:
+            if self.last is not None:
+                error.solution = self._interim(self.last)
+                if self.writer is not None:
+                    self.writer.save(error.solution, self._notes)
+            raise
+
     def _keep(self, run: State) -> None:
         """Write a checkpoint if one is due, and leave if a signal asked for that."""
         if self.writer is None or not self.writer.due():
             return
+        self.writer.save(self._interim(run), self._notes)
+        self.writer.leave()
+
+    @property
+    def _notes(self) -> dict[str, float]:
+        return {"tol": self.tol, "working_tol": self.working_tol}
+
+    def _interim(self, run: State) -> Solution:
+        """The solution at the last record of a run that goes on, or would."""
         point, rows = run.point, self.history.rows
         multiplier = rows["multiplier"][-1] if point.multiplier is None else point.multiplier
-        code, f, g = np.int32(RESULTS.interrupted), rows["f"][-1], rows["g"][-1]
-        step = int(run.step)
-        outcome = Outcome(multiplier, None, code)
-        interim = Solution(point.x, point.y, f, g, outcome, rows, run, step)
-        self.writer.save(interim, {"tol": self.tol, "working_tol": self.working_tol})
-        self.writer.leave()
+        outcome = Outcome(multiplier, None, np.int32(RESULTS.interrupted))
+        f, g = rows["f"][-1], rows["g"][-1]
+        return Solution(point.x, point.y, f, g, outcome, rows, run, int(run.step))
 
     def _conclude(self, run: State, code: int, faults: Array | None) -> Solution:
         """The solution at a state; its outcome is left for later if it is no failure."""

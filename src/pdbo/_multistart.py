@@ -29,6 +29,7 @@ from ._solver import Solver
 from ._verdict import SOUND, final
 from .exact.points import kronecker
 from .sets import Set
+from .solvers._batch_pdbo import BatchPDBO
 
 if TYPE_CHECKING:
     from .coupled.model import Model
@@ -81,7 +82,7 @@ def multistart(
     from ._resolve import with_answer  # most sessions do without it
 
     check_problem(problem)
-    solver = chosen(solver)
+    solver = chosen(solver, problem)
     options = Options(steps=steps, tol=tol, every=every, key=key)
     try:
         x0, y0 = jax.tree.map(lambda v: v if starts is not None else v[0], (x0s, y0s))
@@ -97,6 +98,8 @@ def multistart(
             x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
         x0s, y0s, keys = _starts(start.problem, x0s, y0s, starts, radius, options.key)
         batch = _exact_batch(start, x0s, y0s, solver, options)
+        if isinstance(solver, BatchPDBO):  # its steps differ: under vmap each would cost all kinds
+            batch = _one_by_one(start.problem, x0s, y0s, solver, keys, options)
         if batch is None:
             batch = _batch(start.problem, x0s, y0s, solver, keys, tol, steps, every)
         best = _best(start.problem, batch, float(tol))
@@ -180,6 +183,22 @@ def _exact_batch(
             lowest, best = found.f, (path, found)
     alone = best is not None and best[0].alone(best[0].judged(best[1].run))
     return stacked(ends) if alone or solver.on_host else None
+
+
+def _one_by_one(
+    problem: Problem, x0s: PyTree, y0s: PyTree, solver: Solver, keys: Array, options: Options
+) -> Solution:
+    """The solutions from all starts, one after the other."""
+    ends = []
+    for index, key in enumerate(keys):
+        x0, y0 = jax.tree.map(lambda leaf, i=index: leaf[i], (x0s, y0s))
+        ends.append(
+            solve(
+                problem, x0, y0, solver, steps=options.steps, tol=options.tol, every=options.every,
+                key=key, throw=False,
+            )
+        )  # fmt: skip
+    return stacked(ends)
 
 
 def _first(batch: PyTree) -> PyTree:

@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ._batches import Pooled
 from ._certificate import Certificate
 from ._checks import traced
 from ._driver import begin, enter_on_host, launch_on_host
@@ -24,8 +26,8 @@ from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
-from ._precision import Start, has_double, measure_in_double
-from ._problem import refuse_constraints
+from ._precision import MOST_NUMBERS, Start, has_double, measure_in_double
+from ._problem import Problem, refuse_constraints
 from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._stages import decided, exact_certificate, facts_of
@@ -39,6 +41,7 @@ from .exact.valleys import explore
 from .sets import Free
 from .solvers._implicit import Implicit, ImplicitState
 
+EXAMPLES = 10  # of f for each entry of x: fewer do not determine x
 SMALL = 50  # entries of x and y together: up to here other valleys of f are looked for
 EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the tolerance
 LEVEL = 1e-10  # relative to the fall of f: what f changes to second order where it is flat
@@ -84,6 +87,19 @@ def applies(start: Start, solver: Solver) -> bool:
     if not path or (start.problem.inner_term is not None and path != EXACT_SMALL):
         return False
     return has_double() and all(map(_may_be_double, jax.tree.leaves((start.x, start.y))))
+
+
+def pooled(problem: Problem) -> Problem:
+    """A problem with data in batches, on all examples at once."""
+    return eqx.tree_at(lambda p: p.data, problem, Pooled(problem.data))
+
+
+def determined(problem: Problem, x: PyTree, y: PyTree) -> bool:
+    """Whether a pooled problem is small, and f's examples are many beside the entries of x."""
+    if problem.sources or problem.coupled or fits(problem, x, y) != EXACT_SMALL:
+        return False
+    counts = [sum(np.size(v) for v in jax.tree.leaves(z)) for z in (x, y, problem.data)]
+    return sum(counts) <= MOST_NUMBERS and EXAMPLES * counts[0] <= problem.data.batches.outer.length
 
 
 def refuse_term(start: Start, solver: Solver, exact: bool) -> None:

@@ -21,14 +21,14 @@ from ._errors import RESULTS, ProblemError, SolveError
 from ._history import Certified, columns
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
-from ._portfolio import Portfolio, applies, begin_exact, refuse_term
+from ._portfolio import Portfolio, applies, begin_exact, determined, pooled, refuse_term
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
 from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._verdict import SOUND, falls_forever, final
 from .checkpoint import CheckpointWriter, digest
-from .solvers._implicit import Implicit
+from .solvers._implicit import Implicit, ImplicitState
 
 
 def solve(
@@ -55,7 +55,8 @@ def solve(
     Arguments:
         problem: the problem.
         x0, y0: the start. Outside its set it is projected, with a warning.
-        solver: the method; None is `AutoPDBO()`, which has nothing to tune.
+        solver: the method; None is `AutoPDBO()`, on `Batches` `Implicit` or `BatchPDBO()`: nothing
+            to tune.
         steps: the most steps this call takes, 10,000 unless the solver sets its own budget.
         tol: the run ends when the certificate's eps is at most this. With None nothing is estimated
             during the run, which takes all its steps; the certificate is there if asked for.
@@ -131,6 +132,10 @@ def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
 
 def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     began = time.perf_counter()
+    if given.problem.view.in_batches:
+        solution = _on_all_examples(given, solver, options)
+        if solution is not None:
+            return solution
     named = chosen(solver) if given.state is None else given.state.solver
     if given.problem.coupled:
         from ._coupled import solve_coupled  # it needs SciPy, as nothing else does
@@ -161,6 +166,27 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
                 host = HostRun(start.problem, options, writer, until)
                 solution = host.solve(run, first=start.state is None)
     return _handed_over(solution, given.problem, options, began)
+
+
+def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> Solution | None:
+    """The default's certified solution by `Implicit` on all examples, if there is one.
+
+    It is looked for if the problem is small and f's examples determine x, or else fitting them
+    exactly would fit their noise.
+    """
+    if traced(given.problem, given.x, given.y, given.state):
+        return None
+    whole = given._replace(problem=pooled(given.problem))
+    if given.state is not None:
+        exact = isinstance(given.state.solver_state, ImplicitState)
+        return _solve(whole, solver, options) if exact else None
+    if not chosen(solver).exact_first or not determined(*whole[:3]):
+        return None
+    plain = dataclasses.replace(options, checkpoint=None, throw=False)
+    solution = _solve(whole, Implicit(), plain)
+    if not solution.ok:
+        return None
+    return solution if options.checkpoint is None else _solve(whole, Implicit(), options)
 
 
 def _handed_over(solution: Solution, problem: Problem, options: Options, began: float) -> Solution:

@@ -77,6 +77,12 @@ EXPERIMENTS = {
         ("sklearn",),
         "MNIST or Fashion-MNIST, else digits",
     ),
+    "meta": Experiment(
+        "a start from which eight tasks are learnt: waves, and digits by a few images",
+        (150, 30),
+        ("sklearn",),
+        "MNIST, else digits",
+    ),
     "problems": Experiment(
         "every solver on every problem of the collection, with defaults", (600, 40)
     ),

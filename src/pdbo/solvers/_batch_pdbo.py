@@ -23,29 +23,38 @@ REST = 0.8  # the share of a round in which x moves, so that the inner estimate 
 WEIGHT, MOST = 0.1, 100.0  # the multiplier at first and at most, in units of |f_y| / |g_y|
 REACH = 0.05  # the step of x at first, in units of its own
 MEASURED = 8  # steps over which the unit of the multiplier is measured
+CHECK = 75  # steps with x at rest that an improvement has to survive
+WARM = 8  # the most rounds before x moves
+EXAMPLES = 10  # of f for each entry of x: fewer do not determine x
+GAIN = 0.1  # the share of all gains that counts if they do not
 PATIENCE = 6  # rounds without improvement that end a run
 _TINY = 1e-30
 
 
-class Walk(NamedTuple):
-    """x, y and the inner estimate, averages of gradients and squares, and how many were seen."""
+class Place(NamedTuple):
+    """x, y and the inner estimate."""
 
     x: PyTree
     y: PyTree
     y_hat: PyTree
-    mean_x: PyTree
-    mean_y: PyTree
-    mean_hat: PyTree
+
+
+class Moments(NamedTuple):
+    """Averages of slopes, and of the squares for y and its estimate, over so many `slopes`.
+
+    `square_x` is a sum over all `seen` slopes of x.
+    """
+
+    mean: Place
+    square: PyTree
+    slopes: Float[Array, ""]
     square_x: Float[Array, ""]
-    square_y: PyTree
-    square_hat: PyTree
     seen: Float[Array, ""]
 
-    @classmethod
-    def begin(cls, x: PyTree, y: PyTree) -> "Walk":
-        """At a point, without any gradients yet."""
-        none, zero = trees.zeros_like(y), jnp.zeros((), trees.dtype(x))
-        return cls(x, y, y, trees.zeros_like(x), none, none, zero, none, none, zero)
+    def forgotten(self) -> "Moments":
+        """As before the first slope; averages over none count for nothing."""
+        none = 0 * self.slopes
+        return self._replace(slopes=none, square_x=none, seen=none)
 
 
 class Units(NamedTuple):
@@ -60,16 +69,21 @@ class Units(NamedTuple):
 class BatchPDBOState(eqx.Module):
     """Where the run stands, the best round so far, and what has been measured.
 
-    `round` is negative while rates are tried, `k` counts the steps of a trial or of a round.
+    `round` is negative while rates are tried and zero during the warm-up, `k` counts the steps of a
+    trial or of a round, `values` are those of f in the best round and `first` after the warm-up.
     """
 
     t: Int[Array, ""]
     round: Int[Array, ""]
     k: Int[Array, ""]
     idle: Int[Array, ""]
-    at: Walk
-    best: Walk
+    warmed: Int[Array, ""]
+    checking: Bool[Array, ""]
+    at: Place
+    best: Place
+    moments: Moments
     values: Float[Array, " parts"]
+    first: Float[Array, " parts"]
     tried: Float[Array, ""]
     units: Units
     weight: Float[Array, ""]
@@ -79,14 +93,15 @@ class BatchPDBOState(eqx.Module):
 class BatchPDBO(Solver):
     r"""A primal-dual penalty method without settings, for mini-batches.
 
-    It measures three units first, then moves x, y and an inner estimate $\hat y$ in rounds:
+    It measures three units, and moves x, y and an inner estimate $\hat y$ in rounds:
 
     1. **The rate r of y.** Adam trains y on g, a few steps for each of twelve rates; the lowest g
        on all examples wins, and the run starts there.
-    2. **The unit u of x**, the change that matters to $g_y$: the smaller of
-       $|g_y| / |g_{xy}d|$ and $|g_{xy}d| / |g_{xxy}dd|$ for a random sign vector d. Write x so
-       that all its entries have about the same unit.
-    3. **The unit $\rho = |f_y| / |g_y|$ of the multiplier** $\lambda = w\rho$.
+    2. **The unit $\rho = |f_y| / |g_y|$ of the multiplier** $\lambda = w\rho$.
+    3. **The unit u of x**, the change that matters to $g_y$: the smaller of
+       $|g_y| / |g_{xy}d|$ and $|g_{xy}d| / |g_{xxy}dd|$ for a random sign vector d, after rounds in
+       which x rests, as long as those lower f at $\hat y$. Write x so that all its entries have
+       about the same unit.
 
     A step takes one batch of f and one of g. y follows $g_y(x, y) + f_y(x, y)/\lambda$ and
     $\hat y$ follows $g_y(x, \hat y)$ by Adam with one preconditioner for both, so that they
@@ -94,12 +109,15 @@ class BatchPDBO(Solver):
     $f_x + \lambda(g_x(x, y) - g_x(x, \hat y))$ over its root mean square so far. In a round the
     rates fall to zero, that of x somewhat earlier.
 
-    A round is judged by f at $(x, \hat y)$ on all examples, in parts. Worse for sure: it is
-    undone, and x moves in smaller steps. Neither: the multiplier grows tenfold. So it stays low
-    while that helps, and y keeps learning from f's examples. The best round is returned; a run ends
-    when six rounds in a row have brought nothing.
+    A round is judged by f at $(x, \hat y)$ on all examples, in parts. Better for sure: x rests for
+    a while, so that $\hat y$ catches up, and the round counts if it is better still. Worse for
+    sure: it is undone, and x moves in smaller steps. Neither: it is undone, and the multiplier
+    grows tenfold. So that stays low while it helps, and y keeps learning from f's examples. If f
+    has fewer than ten examples for each entry of x, a round has to gain a tenth of what all rounds
+    before it have: smaller gains fit the noise of the examples. The best round is returned; a run
+    ends when six rounds in a row have brought nothing.
 
-    It holds about a dozen copies of y. It is a heuristic: the certificate says how good a point is.
+    It holds seven copies of y. It is a heuristic: the certificate says how good a point is.
 
     Reference: this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel
     Optimization with Multiple Inner Minima (2022) for the constraint on the inner gap, and Kingma
@@ -119,15 +137,21 @@ class BatchPDBO(Solver):
         if not problem.view.in_batches:
             raise ProblemError("BatchPDBO needs mini-batches: give the data as pdbo.Batches(...).")
         zero, dtype = jnp.zeros((), jnp.int32), trees.dtype(x)
-        walk, one = Walk.begin(x, y), jnp.ones((), dtype)
+        place, one = Place(x, y, y), jnp.ones((), dtype)
+        parts = jnp.zeros(problem.view.parts(PARTS), dtype)
+        moments = Moments(trees.zeros_like(place), trees.zeros_like(y), 0 * one, 0 * one, 0 * one)
         return BatchPDBOState(
             t=zero,
             round=zero - RATES,
             k=zero,
             idle=zero,
-            at=walk,
-            best=walk,
-            values=jnp.zeros(problem.view.parts(PARTS), dtype),
+            warmed=zero,
+            checking=jnp.zeros((), bool),
+            at=place,
+            best=place,
+            moments=moments,
+            values=parts,
+            first=parts,
             tried=jnp.asarray(jnp.finfo(dtype).max, dtype),
             units=Units(one, one, 0 * one, 0 * one),
             weight=WEIGHT * one,
@@ -135,114 +159,123 @@ class BatchPDBO(Solver):
         )
 
     def step(self, problem: Problem, state: BatchPDBOState) -> BatchPDBOState:
-        """One gradient of a trial, or one step of a round."""
-        trial, walk = (lambda s: self._trial(problem, s)), (lambda s: self._walk(problem, s))
-        return lax.cond(state.round < 0, trial, walk, state)
+        """A step of Adam on g with the rate that is tried, or a step of a round.
 
-    def _trial(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
-        """A step of Adam on g with the rate that is tried."""
-        at, rate = s.at, _rate(s)
-        count = at.seen + 1
-        slope = jax.grad(problem.inner, 1)(at.x, at.y)
-        mean, square = _kept(MEAN, at.mean_y, slope), _kept(SQUARE, at.square_y, _squares(slope))
-        y = problem.y_set.project(_adam(at.y, rate, mean, square, count))
-        new = at._replace(y=y, mean_y=mean, square_y=square, seen=count)
-        s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
-        return lax.cond(s.k == TRIAL, lambda s: self._tried(problem, s), lambda s: s, s)
+        A branch returns only what it changes: what passes through it is copied.
+        """
+        s, trying = state, state.round < 0
+        slopes, units = lax.cond(
+            trying,
+            lambda: (_slopes_of_trial(problem, s.at), s.units),
+            lambda: _slopes_of_round(problem, s),
+        )
+        length = jnp.where(s.round == 0, ROUND // 2, jnp.where(s.checking, CHECK, ROUND))
+        length = jnp.where(trying, TRIAL, length)
+        share = (s.k + 1).astype(s.weight.dtype) / length
+        sound = _is_finite(slopes)
+        moved = self._moved(problem, s, slopes, share)
+        at, moments = trees.where(sound, moved, (s.at, s.moments))
+        small = moments._replace(mean=None, square=None)
+        s = _with(s, at=at, moments=small, units=units, t=s.t + 1, k=s.k + 1)
+        s = lax.cond(
+            (s.k >= length) | ~(sound | trying),
+            lambda s: self._ended(problem, s, sound),
+            lambda s: s,
+            s,
+        )
+        moments = s.moments._replace(mean=moments.mean, square=moments.square)
+        return _with(s, moments=moments)
+
+    def _moved(
+        self, problem: Problem, s: BatchPDBOState, slopes: Place, share: Float[Array, ""]
+    ) -> tuple[Place, Moments]:
+        """The point after a step along these slopes, when this share of the round is over."""
+        at, old = s.at, s.moments
+        count, seen = old.slopes + 1, old.seen + 1
+        mean = _kept(MEAN, old.mean, slopes, old.slopes)
+        both = jax.tree.map(lambda a, b: jnp.maximum(a**2, b**2), slopes.y, slopes.y_hat)
+        square = _kept(SQUARE, old.square, both, old.slopes)
+        size = sum(leaf.size for leaf in jax.tree.leaves(slopes.x))
+        square_x = old.square_x + trees.dot(slopes.x, slopes.x) / size
+
+        rate = jnp.where(s.round < 0, _rate(s), s.units.rate * (1 - share))
+        y = _adam(at.y, rate, mean.y, square, count)
+        y_hat = _adam(at.y_hat, rate, mean.y_hat, square, count)
+        rests = (s.round <= 0) | s.checking
+        reach = jnp.where(rests, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
+        usual = jnp.sqrt(square_x / seen) * (1 - MEAN**count) + _TINY
+        x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean.x, at.x))
+        place = Place(x, problem.y_set.project(y), problem.y_set.project(y_hat))
+        return place, Moments(mean, square, count, square_x, seen)
+
+    def _ended(self, problem: Problem, s: BatchPDBOState, sound: Bool[Array, ""]) -> BatchPDBOState:
+        """The end of a trial or of a round."""
+        tried, judge = (
+            (lambda s: self._tried(problem, s)),
+            (lambda s: self._judge(problem, s, sound)),
+        )
+        return lax.cond(s.round < 0, tried, judge, s)
 
     def _tried(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
         """The end of a trial; after the last one the unit of x is measured and rounds begin."""
         value = problem.on_all().inner(s.at.x, s.at.y)
         lower = value < s.tried  # false for NaN
-        tried = jnp.where(lower, value, s.tried)
         rate = jnp.where(lower, _rate(s), s.units.rate)
         y = trees.where(lower, s.at.y, s.best.y_hat)  # the best so far
-        best = s.best._replace(y_hat=y)
-        at = Walk.begin(s.at.x, trees.where(s.round == -1, y, s.best.y))
-        unit = lax.cond(
-            s.round == -1, lambda: _unit_of_x(problem, at.x, y), lambda: jnp.ones_like(rate)
+        last, x = s.round == -1, s.at.x
+        start = trees.where(last, y, s.best.y)
+        at = Place(x, start, start)
+        values = lax.cond(last, lambda: _parts(problem, at), lambda: s.values)
+        return _with(
+            s,
+            at=at,
+            best=s.best._replace(y_hat=y),
+            moments=s.moments.forgotten(),
+            values=values,
+            tried=jnp.where(lower, value, s.tried),
+            units=s.units._replace(rate=rate),
+            round=s.round + 1,
+            k=0 * s.k,
         )
-        units = s.units._replace(rate=rate, x=unit)
-        return _with(s, at=at, best=best, tried=tried, units=units, round=s.round + 1, k=0 * s.k)
-
-    def _walk(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
-        """A step of a round; in the first one, half as long, x rests."""
-        at, units = s.at, s.units
-        (g_xh, g_h), (g_x, g_y) = (
-            jax.grad(problem.inner, (0, 1))(at.x, y) for y in (at.y_hat, at.y)
-        )
-        f_x, f_y = jax.grad(problem.outer, (0, 1))(at.x, at.y)
-        early = (s.round == 0) & (s.k < MEASURED)
-        units = units._replace(
-            f_y=units.f_y + jnp.where(early, trees.dot(f_y, f_y), 0),
-            g_y=units.g_y + jnp.where(early, trees.dot(g_y, g_y), 0),
-        )
-        s = _with(s, units=units)
-        multiplier = _multiplier(s)
-        d_x = trees.axpy(multiplier, trees.sub(g_x, g_xh), f_x)
-        d_y = trees.axpy(1 / multiplier, f_y, g_y)
-
-        length = jnp.where(s.round == 0, ROUND // 2, ROUND)
-        share = (s.k + 1).astype(multiplier.dtype) / length
-        new = self._moved(problem, s, (d_x, d_y, g_h), share)
-        sound = trees.finite(new)
-        s = _with(s, at=_finite(new, at), t=s.t + 1, k=s.k + 1)
-        judged = lambda s: self._judge(problem, s, sound)  # noqa: E731
-        return lax.cond((s.k >= length) | ~sound, judged, lambda s: s, s)
-
-    def _moved(
-        self, problem: Problem, s: BatchPDBOState, slopes: tuple, share: Float[Array, ""]
-    ) -> Walk:
-        """The point after a step along these slopes, when this share of the round is over."""
-        at, (d_x, d_y, g_h), count = s.at, slopes, s.at.seen + 1
-        mean_x, mean_y, mean_hat = (
-            _kept(MEAN, m, d)
-            for m, d in zip((at.mean_x, at.mean_y, at.mean_hat), slopes, strict=True)
-        )
-        square_y, square_hat = (
-            _kept(SQUARE, v, _squares(d)) for v, d in ((at.square_y, d_y), (at.square_hat, g_h))
-        )
-        size = sum(leaf.size for leaf in jax.tree.leaves(d_x))
-        square_x = at.square_x + trees.dot(d_x, d_x) / size
-
-        rate = s.units.rate * (1 - share)
-        both = jax.tree.map(jnp.maximum, square_y, square_hat)
-        y = _adam(at.y, rate, mean_y, both, count)
-        y_hat = _adam(at.y_hat, rate, mean_hat, both, count)
-        reach = jnp.where(s.round == 0, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
-        usual = jnp.sqrt(square_x / count) * (1 - MEAN**count) + _TINY
-        x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean_x, at.x))
-        y, y_hat = problem.y_set.project(y), problem.y_set.project(y_hat)
-        return Walk(x, y, y_hat, mean_x, mean_y, mean_hat, square_x, square_y, square_hat, count)
 
     def _judge(self, problem: Problem, s: BatchPDBOState, sound: Bool[Array, ""]) -> BatchPDBOState:
         """The end of a round, or of one that is not finite any more."""
-        values = problem.on_all().view.parts_of_f(problem.f, s.at.x, s.at.y_hat, PARTS)
+        values, warming = _parts(problem, s.at), s.round == 0
         change = values - s.values
         spread = jnp.std(change) / max(len(values) - 1, 1) ** 0.5
         mean = jnp.where(sound & jnp.isfinite(spread), jnp.mean(change), jnp.inf)
-        first = (s.round == 0) & jnp.isfinite(mean)
-        better, worse = first | (mean < -SURE * spread), ~first & ~(mean <= SURE * spread)
-        unclear = ~better & ~worse
-        best, kept = trees.where(
-            better | (unclear & (mean < 0)), (s.at, values), (s.best, s.values)
+        gained = jnp.mean(s.first) - jnp.mean(s.values)
+        least = jnp.where(warming, 0, _share(problem, s.at.x) * gained)
+        better, worse = mean < -jnp.maximum(SURE * spread, least), ~(mean <= SURE * spread)
+        checked = better & ~warming & ~s.checking  # the inner estimate may lag behind x
+        worse = (worse & ~warming) | (s.checking & ~better)
+        accepted = (better & ~checked) | (warming & jnp.isfinite(mean))
+        best, kept = trees.where(accepted, (s.at, values), (s.best, s.values))
+        again = (warming & better & (s.warmed < WARM)) | checked
+        grown = ~(better | warming | worse)
+        unit = lax.cond(
+            warming & ~again, lambda: _unit_of_x(problem, *s.at[::2]), lambda: s.units.x
         )
         return _with(
             s,
-            at=best,
+            at=trees.where(checked, s.at, best),
             best=best,
             values=kept,
-            round=s.round + 1,
+            first=jnp.where(warming, values, s.first),
+            round=jnp.where(again, s.round, s.round + 1),
+            warmed=s.warmed + 1,
+            checking=checked,
             k=0 * s.k,
-            idle=jnp.where(better, 0, s.idle + 1),
+            idle=jnp.where(accepted, 0, jnp.where(checked, s.idle, s.idle + 1)),
+            units=s.units._replace(x=unit),
             reach=jnp.where(worse, s.reach / 4, s.reach),
-            weight=jnp.where(unclear, jnp.minimum(10 * s.weight, MOST), s.weight),
+            weight=jnp.where(grown, jnp.minimum(10 * s.weight, MOST), s.weight),
         )
 
     def output(self, state: BatchPDBOState) -> Point:
         """The best round, before the end of the first the point reached."""
-        at = trees.where(state.round > 0, state.best[:2], state.at[:2])
-        return Point(*at)
+        at = trees.where(state.round > 0, state.best, state.at)
+        return Point(at.x, at.y)
 
     def settled(self, state: BatchPDBOState) -> Bool[Array, ""]:
         """Whether the last rounds brought nothing."""
@@ -253,7 +286,7 @@ class BatchPDBO(Solver):
         of g and three products. Values on all examples are not counted.
         """
         trials = jnp.minimum(state.t, RATES * TRIAL)
-        walked, units = state.t - trials, (state.round >= 0).astype(state.t.dtype)
+        walked, units = state.t - trials, (state.round > 0).astype(state.t.dtype)
         return Calls(walked, trials + 2 * walked + units, 3 * units)
 
 
@@ -268,10 +301,10 @@ def _rate(s: BatchPDBOState) -> Float[Array, ""]:
     return 4.0 ** (s.round + RATES - 9).astype(s.tried.dtype)
 
 
-def _multiplier(s: BatchPDBOState) -> Float[Array, ""]:
-    """The multiplier, from its weight and its unit."""
-    unit = jnp.sqrt(s.units.f_y / s.units.g_y)
-    return s.weight * jnp.where(jnp.isfinite(unit) & (unit > 0), unit, 1)
+def _multiplier(units: Units, weight: Float[Array, ""]) -> Float[Array, ""]:
+    """The multiplier, from its unit and its weight."""
+    unit = jnp.sqrt(units.f_y / units.g_y)
+    return weight * jnp.where(jnp.isfinite(unit) & (unit > 0), unit, 1)
 
 
 def _unit_of_x(problem: Problem, x: PyTree, y: PyTree) -> Float[Array, ""]:
@@ -298,13 +331,31 @@ def _measured(problem: Problem, x: PyTree, y: PyTree) -> Float[Array, ""]:
     return jnp.minimum(sizes[0] / sizes[1], sizes[1] / sizes[2])
 
 
-def _kept(share: float, mean: PyTree, new: PyTree) -> PyTree:
-    """A decaying mean with another value."""
-    return jax.tree.map(lambda m, v: share * m + (1 - share) * v, mean, new)
+def _slopes_of_trial(problem: Problem, at: Place) -> Place:
+    """That of g in y; x and the inner estimate rest."""
+    y = jax.grad(problem.inner, 1)(at.x, at.y)
+    return Place(trees.zeros_like(at.x), y, trees.zeros_like(y))
 
 
-def _squares(a: PyTree) -> PyTree:
-    return jax.tree.map(jnp.square, a)
+def _slopes_of_round(problem: Problem, s: BatchPDBOState) -> tuple[Place, Units]:
+    """Those of the penalised problem, and the units, measured in the first steps."""
+    x, y, y_hat = s.at
+    (g_xh, g_h), (g_x, g_y) = (jax.grad(problem.inner, (0, 1))(x, v) for v in (y_hat, y))
+    f_x, f_y = jax.grad(problem.outer, (0, 1))(x, y)
+    early = s.t < RATES * TRIAL + MEASURED
+    units = s.units._replace(
+        f_y=s.units.f_y + jnp.where(early, trees.dot(f_y, f_y), 0),
+        g_y=s.units.g_y + jnp.where(early, trees.dot(g_y, g_y), 0),
+    )
+    multiplier = _multiplier(units, s.weight)
+    d_x = trees.axpy(multiplier, trees.sub(g_x, g_xh), f_x)
+    return Place(d_x, trees.axpy(1 / multiplier, f_y, g_y), g_h), units
+
+
+def _kept(share: float, mean: PyTree, new: PyTree, count: Float[Array, ""]) -> PyTree:
+    """A decaying mean with another value, the first if there were none before."""
+    kept = lambda m, v: jnp.where(count > 0, share * m, 0) + (1 - share) * v  # noqa: E731
+    return jax.tree.map(kept, mean, new)  # what is forgotten may have overflowed
 
 
 def _adam(
@@ -318,6 +369,20 @@ def _adam(
     )  # fmt: skip
 
 
-def _finite(new: Walk, old: Walk) -> Walk:
-    """The new point, or the old one if the new is not finite."""
-    return trees.where(trees.finite(new), new, old)
+def _share(problem: Problem, x: PyTree) -> float:
+    """The share of all gains so far that a round must gain to count.
+
+    Where f's examples do not determine x, later and smaller gains fit their noise.
+    """
+    enough = EXAMPLES * sum(leaf.size for leaf in jax.tree.leaves(x))
+    return 0.0 if problem.on_all().view.parts(enough) == enough else GAIN
+
+
+def _parts(problem: Problem, at: Place) -> Float[Array, " parts"]:
+    """f at the inner estimate on all examples, in parts."""
+    return problem.on_all().view.parts_of_f(problem.f, at.x, at.y_hat, PARTS)
+
+
+def _is_finite(slopes: PyTree) -> Bool[Array, ""]:
+    """Whether slopes are finite; one sum tells, so that a step stays one pass over them."""
+    return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(slopes)))

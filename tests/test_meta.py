@@ -1,0 +1,81 @@
+"""The experiment on meta-learning: its tasks, its functions, and a small run of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pdbo.experiments import _images, meta
+from pdbo.experiments._results import Record
+
+
+def test_waves_are_sines_of_one_amplitude_and_phase_per_task():
+    tasks = meta.sinusoids(3)
+    for name in ("", "new "):
+        t, u = (
+            np.concatenate([tasks[name + part][k] for part in ("train", "validation")], 0)
+            for k in "tu"
+        )
+        for k in range(meta.TASKS):  # a sine of known frequency is linear in two numbers
+            waves = np.stack([np.sin(t[:, k, 0]), np.cos(t[:, k, 0])], 1)
+            rest = np.linalg.lstsq(waves, u[:, k])[1]
+            assert rest[0] < 1e-9
+    assert not np.array_equal(tasks["train"]["t"], tasks["new train"]["t"])
+
+
+def test_tasks_of_digits_have_five_classes_and_no_image_twice():
+    digits = _images._digits()
+    marked = digits._replace(
+        pixels=np.arange(1200, dtype=np.float32)[:, None],
+        test_pixels=np.arange(597, dtype=np.float32)[:, None],
+    )
+    tasks = meta.few_shot(marked, 0)
+    for name, labels in (("", digits.labels), ("new ", digits.test_labels)):
+        for k in range(meta.TASKS):
+            rows = [tasks[name + p]["t"][:, k, 0].astype(int) for p in ("train", "validation")]
+            assert len(set(np.concatenate(rows))) == 2 * meta.WAYS * meta.PER_CLASS
+            for part, classes in zip(rows, (tasks[name + "train"]["u"][:, k],) * 2, strict=True):
+                pairs = set(zip(labels[part].tolist(), classes.tolist(), strict=True))
+                assert len(pairs) == meta.WAYS
+
+
+def test_functions_against_sums_written_out():
+    tasks = meta.sinusoids(0)
+    x, w = meta.start(tasks, 0)
+    w = jax.tree.map(
+        lambda a: a * jnp.arange(1, 9, dtype=a.dtype).reshape(8, *[1] * (a.ndim - 1)), w
+    )
+    batch, total, apart = tasks["train"], 0.0, 0.0
+    for k in range(meta.TASKS):
+        own = jax.tree.map(lambda a, k=k: np.asarray(a[k]), w)
+        h = batch["t"][:, k]
+        for W, b in own[:-1]:
+            h = np.tanh(h @ W + b)
+        out = (h @ own[-1][0] + own[-1][1])[:, 0]
+        total += np.mean((out - batch["u"][:, k]) ** 2) / meta.TASKS
+        leaves = zip(jax.tree.leaves(own), jax.tree.leaves(x), strict=True)
+        apart += sum(np.sum((a - np.asarray(b)) ** 2) for a, b in leaves)
+    assert float(meta.outer(x, w, batch)) == pytest.approx(total, rel=1e-4)
+    expected = total + 0.5 * meta.PROXIMAL / meta.TASKS * apart
+    assert float(meta.inner(x, w, batch)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_small_run_has_rows_claims_and_figures(monkeypatch):
+    rivals = {"sinusoid": {"AID-CG": meta.RIVALS["sinusoid"]["AID-CG"]}}
+    changes = {
+        "KINDS": ("sinusoid",), "RIVALS": rivals, "ROWS": 2, "ADAPT": 5, "QUICK": (2, 600),
+        "HIDDEN": 4,
+    }  # fmt: skip
+    for name, value in changes.items():
+        monkeypatch.setattr(meta, name, value)
+    with jax.numpy_dtype_promotion("standard"):
+        results = meta.run(0, True)
+    record = Record("meta", 0, True, results.settings, results.arrays, results.calls, ())
+    (table,), (claim,), (figure,) = meta.tables(record), meta.claims(record), meta.figures(record)
+    assert [row[0] for row in table.rows] == [meta.DEFAULT, "AID-CG", meta.START]
+    assert [curve.label for curve in figure.panels[0].curves] == [meta.DEFAULT, "AID-CG"]
+    rows = record[f"sinusoid.{meta.DEFAULT}.validation"]
+    assert rows.shape == (2, 3) and claim.value == pytest.approx((rows[:, -1] / rows[:, 0]).mean())
+    assert np.array_equal(rows[:, 0], record["sinusoid.AID-CG.validation"][:, 0])
+    for label, calls in record.calls.items():
+        assert 0.9 * 600 < sum(calls.values()) <= 600 + 4, label
