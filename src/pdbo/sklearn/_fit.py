@@ -314,7 +314,7 @@ def minimum(H: np.ndarray, c: np.ndarray, kinks: Kinks, z: np.ndarray) -> np.nda
         found = _feature_sign(H, c, kinks.l1, z)
         if found is not None:
             return found
-    return minimise_quadratic(H, c, kinks, z)
+    return minimise_quadratic(H, c, kinks, z, tol=1e-9)
 
 
 def _feature_sign(H: np.ndarray, c: np.ndarray, l1: np.ndarray, z: np.ndarray) -> np.ndarray | None:

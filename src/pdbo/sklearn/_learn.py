@@ -70,11 +70,15 @@ class Point(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """What has its own penalty: the number of every weight, and of every group if there are any."""
+    """What has its own penalty: the number of every weight, and of every group if there are any.
+
+    `labels` has the group of every weight.
+    """
 
     entry: np.ndarray
     group: np.ndarray | None
     count: int
+    labels: np.ndarray | None = None
 
     def spread(self, shape: Penalty, log: np.ndarray) -> Penalty:
         """A penalty times the exponentials of numbers, one for each parameter.
@@ -98,10 +102,14 @@ class Parameters(NamedTuple):
             self.group, d.group * term.group, self.count
         )
 
-    def sizes(self, weights: np.ndarray) -> np.ndarray:
-        """The root mean square of the weights of each parameter."""
+    def squares(self, weights: np.ndarray) -> np.ndarray:
+        """The mean square of the weights of each parameter."""
         members = np.maximum(np.bincount(self.entry, minlength=self.count), 1)
-        return np.sqrt(np.bincount(self.entry, weights**2, self.count) / members)
+        squares = np.bincount(self.entry, weights**2, self.count) / members
+        if self.group is not None and self.labels is not None:
+            members = np.bincount(self.labels, minlength=len(self.group))
+            squares[self.group] = np.bincount(self.labels, weights**2) / members
+        return squares
 
 
 def scaled(shape: Penalty, level: float) -> Penalty:
@@ -130,7 +138,7 @@ class Learner:
         for turn in range(ROUNDS):
             fits = [*best.fits, *self.finish(best)]
             found = self.lowest(
-                [[_reshaped(first, fit, parameters, power) for fit in fits] for power in POWERS],
+                [self.reshaped(first, fits, parameters, power) for power in POWERS],
                 f"shape {turn + 1}",
             )
             if not found.loss < best.loss:
@@ -224,10 +232,27 @@ class Learner:
                 best = point
         return best
 
+    # Shape
+
+    def reshaped(
+        self, shape: Penalty, fits: list[Fit], parameters: Parameters, power: float
+    ) -> list[Penalty]:
+        """For every task the shape from the weights of its split; the given one if all are zero."""
+        tasks = [*self.tasks, *self.whole]
+        squares: dict[int, np.ndarray] = {}
+        for task, fit in zip(tasks, fits, strict=True):
+            more = parameters.squares(fit.weights)
+            squares[task.split] = squares.get(task.split, 0.0) + more
+        by = 2 * power if shape.smooth else power
+        logs = {split: _log_sizes(square) for split, square in squares.items()}
+        return [parameters.spread(shape, -by * logs[task.split]) for task in tasks]
+
     # Each
 
     def each(self, point: Point, parameters: Parameters, steps: int) -> Point:
         """Deviations of the penalties from their shape, if they do better on unseen samples."""
+        if self.splits < 3:
+            return point
         tuning = [_tuned_elsewhere(task, self.tasks) for task in self.tasks]
         terms = [scaled(shape, point.level) for shape in point.shapes]
         plain = self.models.solve(tuning, terms[: len(tuning)], point.fits)
@@ -289,14 +314,10 @@ class Learner:
         return self.models.solve(self.whole, terms, [self.models.blank(t) for t in self.whole])
 
 
-def _reshaped(shape: Penalty, fit: Fit, parameters: Parameters, power: float) -> Penalty:
-    """The shape from the weights of a model; the given one if all are zero."""
-    sizes = parameters.sizes(fit.weights)
-    most = float(np.max(sizes))
-    if not most > 0:
-        return shape
-    log = np.log(sizes / most + FLOOR)
-    return parameters.spread(shape, -power * (2 * log if shape.smooth else log))
+def _log_sizes(squares: np.ndarray) -> np.ndarray:
+    """The logarithms of sizes relative to the largest, bounded below; zero if all are zero."""
+    most = float(np.max(squares))
+    return np.log(np.sqrt(squares / most) + FLOOR) if most > 0 else np.zeros_like(squares)
 
 
 def _tuned_elsewhere(task: Task, tasks: list[Task]) -> Task:
