@@ -145,15 +145,15 @@ class Models:
         """The models for their penalties, from earlier ones on."""
         if self.loss.quadratic and terms[0].smooth:
             return [self._ridge(task, term) for task, term in zip(tasks, terms, strict=True)]
-        fits, waiting = list(fits), list(range(len(tasks)))
+        fits, waiting, settled = list(fits), list(range(len(tasks))), [False] * len(tasks)
         for _ in range(TURNS):
             slopes = self.slopes([tasks[i] for i in waiting], [fits[i] for i in waiting])
             left = []
             for i, slope in zip(waiting, slopes, strict=True):
                 part, opened = self._working(fits[i], terms[i], slope)
-                before = fits[i]
-                fits[i], moved = self._newton(tasks[i], terms[i], before, part)
-                if opened or moved:
+                if opened or not settled[i]:
+                    fits[i], moved = self._newton(tasks[i], terms[i], fits[i], part)
+                    settled[i] = self.loss.quadratic or not moved
                     left.append(i)
             waiting = left
             if not waiting:
@@ -337,10 +337,11 @@ def _feature_sign(H: np.ndarray, c: np.ndarray, l1: np.ndarray, z: np.ndarray) -
             if not np.any(wrong):
                 break
             opened &= ~wrong
-        target, changed = _first_zero(H, c, l1, w, goal)
-        if not changed and worst <= noise:
-            return target
-        w, slope = target, H @ target + c
+        w, changed = _first_zero(H, c, l1, w, goal)
+        slope = H @ w + c
+        closed = (w == 0) & (l1 > 0)
+        if not changed and np.all(np.abs(slope[closed]) <= l1[closed] + noise):
+            return w
     return None
 
 

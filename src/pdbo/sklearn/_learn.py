@@ -26,7 +26,7 @@ STEP = 0.4  # of the logarithm of the level along a path; smooth penalties take 
 SMOOTH_STEP = 1.0
 LONGEST = 30  # the most steps of a path
 PATIENCE = 2  # steps of a path without a lower loss after which it ends
-SECANT = 8  # the most steps that refine a level
+SECANT = 12  # the most steps that refine a level
 ROUNDS = 2  # the most rounds that change the shape
 POWERS = (1.0, 2.0)  # exponents of a shape that are tried
 FLOOR = 0.01  # added to weights, relative to the largest, before a power is taken
@@ -133,7 +133,7 @@ class Learner:
         count = len(self.tasks) + len(self.whole)
         best = self.lowest([[base] * count for base in bases], "level")
         if parameters is None or not any(np.any(fit.weights) for fit in best.fits):
-            return best
+            return self.refined(best)
         first = best.shapes[0]
         for turn in range(ROUNDS):
             fits = [*best.fits, *self.finish(best)]
@@ -144,7 +144,7 @@ class Learner:
             if not found.loss < best.loss:
                 break
             best = found
-        return self.each(best, parameters, steps)
+        return self.each(self.refined(best), parameters, steps)
 
     def _losses(self, tasks: Sequence[Task], fits: Sequence[Fit]) -> np.ndarray:
         """The held-out loss of every split, summed over its targets."""
@@ -185,26 +185,28 @@ class Learner:
         return float(np.log(max(most, 1e-12)))
 
     def lowest(self, choices: list[list[Penalty]], stage: str) -> Point:
-        """The best point of the paths of some shapes, refined."""
-        found = [self.along(shapes, stage) for shapes in choices]
-        point, lower, upper = min(found, key=lambda f: f[0].loss)
-        return self.refined(point, lower, upper)
+        """The best point of the paths of some shapes."""
+        return min((self.along(shapes, stage) for shapes in choices), key=lambda p: p.loss)
 
-    def along(self, shapes: list[Penalty], stage: str) -> tuple[Point, float, float]:
-        """The best point of a path from strong to weak penalties, and the levels beside it."""
-        start, fits, points, best, since = self.top(shapes), self.blank, [], 0, 0
-        step = SMOOTH_STEP if shapes[0].smooth else STEP
+    def along(self, shapes: list[Penalty], stage: str) -> Point:
+        """The best point of a path from strong to weak penalties."""
+        start, point, best, since = self.top(shapes), None, None, 0
         for k in range(LONGEST):
-            points.append(self.at(shapes, start - step * k, fits, stage))
-            fits = points[-1].fits
-            if points[k].loss < points[best].loss:
-                best, since = k, 0
-            elif points[k].loss < self.null or k > LONGEST // 2:
+            fits = self.blank if point is None else point.fits
+            point = self.at(shapes, start - k * _step(shapes), fits, stage)
+            if best is None or point.loss < best.loss:
+                best, since = point, 0
+            elif point.loss < self.null or k > LONGEST // 2:
                 since += 1
             if since == PATIENCE:
                 break
-        level = points[best].level
-        return points[best], level - step, level + (step if best else 0.0)
+        assert best is not None
+        return best
+
+    def range(self, point: Point) -> tuple[float, float]:
+        """The levels between which that of a point is chosen."""
+        top = self.top(point.shapes)
+        return top - LONGEST * _step(point.shapes), top
 
     def slope(self, point: Point) -> float:
         """The derivative of the mean held-out loss in the level."""
@@ -215,17 +217,24 @@ class Learner:
             total += float(d.l1 @ term.l1 + d.l2 @ term.l2 + d.group @ term.group)
         return total / self.splits
 
-    def refined(self, point: Point, lower: float, upper: float) -> Point:
-        """The point between two levels where the derivative changes sign."""
-        best, slope = point, self.slope(point)
+    def refined(self, point: Point) -> Point:
+        """The point near a point of a path where the derivative changes sign."""
+        best, slope, step = point, self.slope(point), _step(point.shapes)
+        least, most = self.range(point)
+        lower, upper = max(point.level - step, least), min(point.level + step, most)
         ends = {True: (upper, np.nan), False: (lower, np.nan)}  # beyond the minimum, before it
+        last = None
         for _ in range(SECANT):
-            ends[slope > 0] = (point.level, slope)
+            side = slope > 0
+            other = ends[not side]
+            if side == last:  # the Illinois rule: else one end may never move
+                ends[not side] = (other[0], 0.5 * other[1])
+            ends[side], last = (point.level, slope), side
             (high, above), (low, below) = ends[True], ends[False]
             if abs(slope) <= 1e-10 * self.null or high - low <= 1e-9:
                 break
             part = below / (below - above) if np.isfinite(above - below) else 0.5
-            level = low + float(np.clip(part, 0.05, 0.95)) * (high - low)
+            level = low + float(np.clip(part, 0.01, 0.99)) * (high - low)
             point = self.at(point.shapes, level, point.fits, point.stage)
             slope = self.slope(point)
             if point.loss <= best.loss:
@@ -312,6 +321,10 @@ class Learner:
         """The models of all samples."""
         terms = [scaled(shape, point.level) for shape in point.shapes[len(self.tasks) :]]
         return self.models.solve(self.whole, terms, [self.models.blank(t) for t in self.whole])
+
+
+def _step(shapes: list[Penalty]) -> float:
+    return SMOOTH_STEP if shapes[0].smooth else STEP
 
 
 def _log_sizes(squares: np.ndarray) -> np.ndarray:

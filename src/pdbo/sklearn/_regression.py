@@ -14,8 +14,6 @@ from ._design import Design, Matrix, moments
 from ._fit import SQUARED, Penalty
 from ._learn import Parameters
 
-GROUP_RATIOS = (0.0, 0.5, 0.9)  # shares of L1 in a sparse group penalty that are tried
-
 
 class _Regressor(RegressorMixin, BilevelModel):
     """What the regressors share."""
@@ -437,15 +435,15 @@ class BilevelGroupLasso(_Regressor):
 
     Parameters
     ----------
-    per : {"group", "scalar", "feature"}, default="group"
-        What has its own penalty: every group; nothing, so that one level serves all; or every
-        group and, within the L1 part, every feature.
+    per : {"feature", "group", "scalar"}, default="feature"
+        What has its own penalty: every group and, in the L1 part, every feature; every group,
+        shared by the L1 part; or nothing, so that one level serves all.
 
     groups : array-like of shape (n_features,)
         The group of each feature, as labels of any type.
 
-    l1_ratio : float, default=None
-        The share r of L1, between 0 (the group lasso) and 1 (excluded). None tries several.
+    l1_ratio : float, default=0.5
+        The share r of L1, between 0 (the group lasso) and 1 (excluded).
 
     fit_intercept : bool, default=True
         Whether to fit an intercept, which is not penalised.
@@ -520,10 +518,10 @@ class BilevelGroupLasso(_Regressor):
 
     def __init__(
         self,
-        per: str = "group",
+        per: str = "feature",
         *,
         groups: ArrayLike | None = None,
-        l1_ratio: float | None = None,
+        l1_ratio: float = 0.5,
         fit_intercept: bool = True,
         cv: Splits = None,
         max_iter: int = 10,
@@ -561,8 +559,7 @@ class BilevelGroupLasso(_Regressor):
     def _first(self, design: Design) -> list[Penalty]:
         labels = self._labels(design.shape[1])
         zero, root = np.zeros(len(labels)), np.sqrt(np.bincount(labels))
-        ratios = GROUP_RATIOS if self.l1_ratio is None else (self.l1_ratio,)
-        return [Penalty(zero + r, zero, (1 - r) * root, labels) for r in ratios]
+        return [Penalty(zero + self.l1_ratio, zero, (1 - self.l1_ratio) * root, labels)]
 
     def _show(self, learned: Learned, design: Design, unit: float, total: float, dtype: Any):
         term = final(learned)
@@ -573,9 +570,10 @@ class BilevelGroupLasso(_Regressor):
 def check_ratio(ratio: Any, zero: bool = True, one: bool = True) -> None:
     """Raise if a share of L1 is out of its range; zero and one may be excluded."""
     low, high = "[" if zero else "(", "]" if one else ")"
-    if ratio is None:
+    if ratio is None and one:
         return
     right = isinstance(ratio, Real) and not isinstance(ratio, bool) and 0 <= ratio <= 1
     if not right or (ratio == 0 and not zero) or (ratio == 1 and not one):
-        raise ValueError(f"l1_ratio must be None or a number in {low}0, 1{high}, got {ratio!r}.")
+        none = "None or " if one else ""
+        raise ValueError(f"l1_ratio must be {none}a number in {low}0, 1{high}, got {ratio!r}.")
 
