@@ -235,7 +235,9 @@ def _minimise(H: Matrix, c: Vector, kinks: Kinks, y: Vector, tol: float) -> Vect
                 target, low = trial, reached
                 break
         size = np.abs(y) + np.abs(target) + step * (np.abs(H) @ np.abs(y) + np.abs(c))
-        still = still + 1 if np.all(np.abs(target - y) <= tol * size) else 0
+        rests = np.all(np.abs(target - y) <= tol * size)
+        rests |= tol > 4 * EPS and best - low <= 4 * EPS * abs(best)  # its fall is rounding
+        still = still + 1 if rests else 0
         if low > best + 16 * EPS * (abs(best) + abs(low)) and still == 0:
             break
         y, best = target, min(low, best)

@@ -145,16 +145,19 @@ class Models:
         """The models for their penalties, from earlier ones on."""
         if self.loss.quadratic and terms[0].smooth:
             return [self._ridge(task, term) for task, term in zip(tasks, terms, strict=True)]
-        fits, waiting, settled = list(fits), list(range(len(tasks))), [False] * len(tasks)
+        fits, waiting = list(fits), list(range(len(tasks)))
+        settled: dict[int, np.ndarray] = {}  # models that are done on some of their entries
         for _ in range(TURNS):
             slopes = self.slopes([tasks[i] for i in waiting], [fits[i] for i in waiting])
             left = []
             for i, slope in zip(waiting, slopes, strict=True):
                 part, opened = self._working(fits[i], terms[i], slope)
-                if opened or not settled[i]:
-                    fits[i], moved = self._newton(tasks[i], terms[i], fits[i], part)
-                    settled[i] = self.loss.quadratic or not moved
-                    left.append(i)
+                if i in settled and (not opened or np.array_equal(part, settled[i])):
+                    continue
+                fits[i], moved = self._newton(tasks[i], terms[i], fits[i], part)
+                if self.loss.quadratic or not moved:
+                    settled[i] = part
+                left.append(i)
             waiting = left
             if not waiting:
                 break

@@ -439,8 +439,9 @@ class BilevelGroupLasso(_Regressor):
         What has its own penalty: every group and, in the L1 part, every feature; every group,
         shared by the L1 part; or nothing, so that one level serves all.
 
-    groups : array-like of shape (n_features,)
-        The group of each feature, as labels of any type.
+    groups : array-like of shape (n_features,), default=None
+        The group of each feature, as labels of any type. None makes each feature a group of its
+        own, which is a lasso.
 
     l1_ratio : float, default=0.5
         The share r of L1, between 0 (the group lasso) and 1 (excluded).
@@ -538,33 +539,31 @@ class BilevelGroupLasso(_Regressor):
         super()._check_params()
         check_ratio(self.l1_ratio, one=False)
 
-    def _labels(self, features: int) -> np.ndarray:
-        """The group of each feature; without groups each is one of its own."""
-        if self.groups is not None:
-            return self._group_numbers(features)
-        self.groups_ = np.arange(features)
-        return np.arange(features)
-
     def _parameters(self, features: int, outputs: int = 1) -> Parameters | None:
-        labels = self._labels(features)
-        count = int(labels.max()) + 1
+        if self.groups is None:  # every feature is a group of its own: the lasso
+            self.groups_ = np.arange(features)
+            number = np.arange(features)
+            return None if self.per == "scalar" else Parameters(number, None, features)
+        labels = self._group_numbers(features)
+        count = len(self.groups_)
         if self.per == "scalar":
             return None
         if self.per == "group":
             return Parameters(labels, np.arange(count), count, labels)
-        return Parameters(
-            count + np.arange(features), np.arange(count), count + features, labels
-        )
+        number = count + np.arange(features)
+        return Parameters(number, np.arange(count), count + features, labels)
 
     def _first(self, design: Design) -> list[Penalty]:
-        labels = self._labels(design.shape[1])
-        zero, root = np.zeros(len(labels)), np.sqrt(np.bincount(labels))
-        return [Penalty(zero + self.l1_ratio, zero, (1 - self.l1_ratio) * root, labels)]
+        zero, r = np.zeros(design.shape[1]), self.l1_ratio
+        if self.groups is None:
+            return [Penalty(zero + 1, zero, np.zeros(0), None)]
+        labels = self._group_numbers(design.shape[1])
+        return [Penalty(zero + r, zero, (1 - r) * np.sqrt(np.bincount(labels)), labels)]
 
     def _show(self, learned: Learned, design: Design, unit: float, total: float, dtype: Any):
-        term = final(learned)
-        self.penalty_ = (term.group * unit).astype(dtype)
-        self.l1_penalty_ = (term.l1 * unit).astype(dtype)
+        term, r = final(learned), self.l1_ratio
+        l1, group = (term.l1, term.group) if self.groups is not None else (r * term.l1, (1 - r) * term.l1)
+        self.penalty_, self.l1_penalty_ = (group * unit).astype(dtype), (l1 * unit).astype(dtype)
 
 
 def check_ratio(ratio: Any, zero: bool = True, one: bool = True) -> None:
