@@ -198,6 +198,11 @@ class Models:
         Both are in the entries of `part`, then in the offsets.
         """
         outputs = task.outputs
+        if outputs == 1:
+            Z = self.design.columns(part)
+            Z = np.column_stack([Z, np.ones(len(Z))]) if self.intercept else Z
+            bend = task.train * self.loss.bend(fit.scores)[:, 0, 0]
+            return (Z.T * bend) @ Z, Z.T @ rows[:, 0]
         features, place = np.divmod(part, outputs)
         used, again = np.unique(features, return_inverse=True)
         Z = self.design.columns(used)

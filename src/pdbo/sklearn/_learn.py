@@ -30,7 +30,7 @@ SECANT = 12  # the most steps that refine a level
 ROUNDS = 2  # the most rounds that change the shape
 POWERS = (1.0, 2.0)  # exponents of a shape that are tried
 FLOOR = 0.01  # added to weights, relative to the largest, before a power is taken
-STRENGTHS = (0.03, 0.003)  # of the shrinkage of deviations, relative to the loss
+STRENGTHS = (0.01,)  # of the shrinkage of deviations that are tried, relative to the loss
 BOUND = 3.0  # of the deviations
 
 
@@ -310,17 +310,33 @@ class Learner:
                 slope = slope + parameters.gather(derivative, term) / splits
             return total / self.null, slope / self.null
 
+        used = np.flatnonzero(value(start)[1])  # those of weights that are zero stay as they are
+        if not used.size:
+            return start, last, self._losses(tasks, last)
+
+        def part(d: np.ndarray) -> tuple[float, np.ndarray]:
+            total, slope = value(_with(start, used, d))
+            return total, slope[used]
+
         found = scipy.optimize.minimize(
-            value, start, jac=True, method="L-BFGS-B", bounds=[(-BOUND, BOUND)] * len(start),
+            part, start[used], jac=True, method="L-BFGS-B", bounds=[(-BOUND, BOUND)] * len(used),
             options={"maxiter": steps, "maxfun": 2 * steps},
         )  # fmt: skip
-        value(found.x)
-        return found.x, last, self._losses(tasks, last)
+        d = _with(start, used, found.x)
+        value(d)
+        return d, last, self._losses(tasks, last)
 
     def finish(self, point: Point) -> list[Fit]:
         """The models of all samples."""
         terms = [scaled(shape, point.level) for shape in point.shapes[len(self.tasks) :]]
         return self.models.solve(self.whole, terms, [self.models.blank(t) for t in self.whole])
+
+
+def _with(values: np.ndarray, part: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Values with some of them replaced."""
+    values = values.copy()
+    values[part] = new
+    return values
 
 
 def _step(shapes: list[Penalty]) -> float:
