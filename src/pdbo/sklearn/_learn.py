@@ -194,11 +194,10 @@ class Learner:
         for k in range(LONGEST):
             fits = self.blank if point is None else point.fits
             point = self.at(shapes, start - k * _step(shapes), fits, stage)
+            since += 1
             if best is None or point.loss < best.loss:
                 best, since = point, 0
-            elif point.loss < self.null or k > LONGEST // 2:
-                since += 1
-            if since == PATIENCE:
+            if since == (PATIENCE if best.loss < self.null else 2 * PATIENCE):
                 break
         assert best is not None
         return best

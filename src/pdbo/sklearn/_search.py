@@ -49,7 +49,7 @@ class Table(NamedTuple):
 
     Attributes:
         X: the features, dense or a SciPy sparse matrix.
-        target: labels from 0 on, or columns to predict.
+        target: labels from 0 on.
         outputs: the number of scores per row.
         weight: the sample weight of each row.
         roles: for each split, what a row does: it trains the weights, tunes the penalties, or
@@ -249,8 +249,6 @@ class Search:
 
     def null_loss(self) -> float:
         """The loss of the model without weights."""
-        if self.loss.right is None:
-            return 0.5 * self.table.outputs  # targets are in units of their standard deviations
         shares = np.bincount(self.table.target, self.table.weight)
         shares = shares[shares > 0] / shares.sum()
         return max(float(-np.sum(shares * np.log(shares))), 1e-3)
@@ -342,7 +340,7 @@ class Search:
         """
         x, w, splits = trail.x, trail.w, len(self.roles)
         found, best = (x, w), -np.inf
-        if self.loss.right is None or splits < 2:
+        if splits < 2:
             return found
         most = trail.losses.mean() + 2 * trail.losses.std(ddof=1) / splits**0.5
         for _ in range(20):
