@@ -236,7 +236,9 @@ def test_groups_beat_a_lasso_on_sparse_groups():
     x = rng.normal(size=(1060, 40))
     y = x[:, :4] @ np.ones(4) + 2 * rng.normal(size=1060)
     lasso = BilevelLasso(random_state=0).fit(x[:60], y[:60])
-    group = BilevelGroupLasso("group", groups=np.arange(40) // 4, random_state=0).fit(x[:60], y[:60])
+    group = BilevelGroupLasso("group", groups=np.arange(40) // 4, random_state=0).fit(
+        x[:60], y[:60]
+    )
     errors = [np.mean((y[60:] - m.predict(x[60:])) ** 2) for m in (group, lasso)]
     assert errors[0] < errors[1]
     assert list(group.groups_) == list(range(10)) and group.penalty_.shape == (10,)
@@ -246,7 +248,9 @@ def test_what_is_given_up_is_said():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 6))
     y = x @ np.ones(6) + rng.normal(size=80)  # all features matter alike
-    with pytest.warns(PenaltyWarning, match=r'one per feature, so all.*\(per_ is "scalar"\)') as said:
+    with pytest.warns(
+        PenaltyWarning, match=r'one per feature, so all.*\(per_ is "scalar"\)'
+    ) as said:
         model = BilevelLasso(random_state=0).fit(x, y)
     assert said[0].filename == __file__
     assert model.per == "feature" and model.per_ == "scalar"

@@ -224,14 +224,12 @@ class Models:
             H[-outputs:, -outputs:] += 1.0
         return H, product
 
-    def _newton(
-        self, task: Task, term: Penalty, fit: Fit, part: np.ndarray
-    ) -> tuple[Fit, bool]:
+    def _newton(self, task: Task, term: Penalty, fit: Fit, part: np.ndarray) -> tuple[Fit, bool]:
         """A proximal Newton step on some entries, and whether it moved them."""
         rows = task.train[:, None] * self.loss.slope(fit.scores, task.target)
         H, slope = self.quadratic(task, fit, part, rows)
         free = len(slope) - len(part)
-        z = np.concatenate([fit.weights[part], fit.offsets[: free]])
+        z = np.concatenate([fit.weights[part], fit.offsets[:free]])
         more = np.concatenate([term.l2[part], np.zeros(free)])
         H[np.diag_indices(len(z))] += more
         kinks = _extended(term.kinks.on(part), free)

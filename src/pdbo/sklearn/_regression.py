@@ -562,7 +562,9 @@ class BilevelGroupLasso(_Regressor):
 
     def _show(self, learned: Learned, design: Design, unit: float, total: float, dtype: Any):
         term, r = final(learned), self.l1_ratio
-        l1, group = (term.l1, term.group) if self.groups is not None else (r * term.l1, (1 - r) * term.l1)
+        l1, group = (
+            (term.l1, term.group) if self.groups is not None else (r * term.l1, (1 - r) * term.l1)
+        )
         self.penalty_, self.l1_penalty_ = (group * unit).astype(dtype), (l1 * unit).astype(dtype)
 
 
@@ -575,4 +577,3 @@ def check_ratio(ratio: Any, zero: bool = True, one: bool = True) -> None:
     if not right or (ratio == 0 and not zero) or (ratio == 1 and not one):
         none = "None or " if one else ""
         raise ValueError(f"l1_ratio must be {none}a number in {low}0, 1{high}, got {ratio!r}.")
-

@@ -143,8 +143,8 @@ class Search:
             X = X.toarray()
         self.dtype, (self.rows, self.features) = X.dtype, X.shape
         sparse = scipy.sparse.issparse(X)
-        rows = bucket(self.rows, 32)
-        self.columns = self.features if sparse else bucket(self.features, 8)
+        rows = bucket(self.rows, 256)
+        self.columns = self.features if sparse else bucket(self.features, 16)
         self.mean, self.variance = moments(X, table.weight, plan.intercept)
         if sparse:
             matrix = scipy.sparse.csr_matrix(X, copy=True)
