@@ -1,14 +1,10 @@
-"""The estimators with L1 and groups against models with a cross-validated penalty, on the same data.
+"""The estimators with L1 and groups against models with cross-validated penalties, same data.
 
 Run as `python -m benchmarks.estimators sparse`, `real` or both without a name; a number after the
 name is the number of seeds. Each is written to benchmarks/records/estimators-NAME.json. skglm
-takes part if it is installed. Seconds are processor time of one core.
+takes part if it is installed. Seconds are
+processor time: set OPENBLAS_NUM_THREADS=1.
 """
-
-import os
-
-for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_threads, "1")
 
 import inspect
 import sys

@@ -277,7 +277,7 @@ def test_certificates():
     assert group.certificate_.inner_gap < 1e-12
     again = pickle.loads(pickle.dumps(group.fit(X, Y)))
     with pytest.raises(AttributeError, match="look at it before pickling"):
-        again.certificate_
+        again.certificate_  # noqa: B018
     many = BilevelRidge().fit(np.random.default_rng(0).normal(size=(30, 120)), Y[:30])
     assert many.certificate_ is None  # 600 weights
 

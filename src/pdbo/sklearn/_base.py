@@ -49,6 +49,15 @@ class Learned(NamedTuple):
 class BilevelModel(BaseEstimator):
     """What all estimators share."""
 
+    per: str
+    groups: ArrayLike | None
+    fit_intercept: bool
+    cv: Splits
+    max_iter: int
+    random_state: Any
+    verbose: int
+    coef_: np.ndarray
+    intercept_: np.ndarray
     _kinds: ClassVar[tuple[str, ...]] = ("scalar", "feature", "group")
 
     def __sklearn_tags__(self) -> Tags:

@@ -1,4 +1,4 @@
-"""The certificate of learned penalties: the bilevel problem that they solve, written for `certify`."""
+"""The certificate of learned penalties: the bilevel problem that they solve, for `certify`."""
 
 from typing import Any, NamedTuple
 
@@ -51,14 +51,14 @@ def problem(learned: Any) -> tuple[Problem, PyTree, PyTree] | None:
     if len(tasks) * (len(entries) + outputs) > MOST or not entries.size:
         return None
     terms = [_on(scaled(s, point.level), entries) for s in point.shapes[: len(tasks)]]
-    number, group_number, count = np.zeros(len(entries), int), np.zeros(len(terms[0].group), int), 1
+    number, group_number = np.zeros(len(entries), int), np.zeros(len(terms[0].group), int)
     if each and parameters is not None:
         kept = np.unique(parameters.entry[entries])
         if parameters.group is not None:
             groups = _groups(point.shapes[0], entries)
             kept = np.union1d(kept, parameters.group[groups])
             group_number = np.searchsorted(kept, parameters.group[groups])
-        number, count = np.searchsorted(kept, parameters.entry[entries]), len(kept)
+        number = np.searchsorted(kept, parameters.entry[entries])
         x = point.deviations[kept]
         terms = [_undone(t, x, number, group_number) for t in terms]
     else:

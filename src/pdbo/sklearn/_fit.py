@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg.lapack import dpotrf, dpotrs
+from scipy.linalg.lapack import dpotrf, dpotrs  # type: ignore
 from scipy.special import expit, logsumexp, softmax
 
 from ..exact.prox import Kinks, minimise_quadratic
@@ -333,7 +333,7 @@ def _feature_sign(H: np.ndarray, c: np.ndarray, l1: np.ndarray, z: np.ndarray) -
     for _ in range(40 + len(z)):
         over = np.where((w == 0) & (l1 > 0), np.abs(slope) - l1, 0.0)
         worst = float(np.max(over))
-        opened = over > max(OPEN * worst, noise)
+        opened, goal = over > max(OPEN * worst, noise), w
         for _ in range(len(z)):
             signs = np.where(opened, -np.sign(slope), np.sign(w))
             part = np.flatnonzero((signs != 0) | (l1 == 0))

@@ -4,8 +4,8 @@ The penalty of parameter g is $e^t \omega_g e^{d_g}$: a level t, a shape $\omega
 are chosen by the mean loss on the rows that the splits hold out.
 
 1. Level: a path from strong to weak penalties, then steps along the derivative of the loss.
-2. Shape: $\omega_g = (|w_g| / \max|w| + \epsilon)^{-\gamma}$ with the weights w of the model before,
-   which every split fits to its own samples. Rounds go on while the loss falls.
+2. Shape: $\omega_g = (|w_g| / \max|w| + \epsilon)^{-\gamma}$ with the weights w of the model
+   before, which every split fits to its own samples. Rounds go on while the loss falls.
 3. Each: d minimises the loss plus $\tfrac\rho2\|d\|^2$. The strength $\rho$ is the one that does
    best on a split that had no part in d; d stays zero unless that is surely better.
 
@@ -77,7 +77,7 @@ class Parameters(NamedTuple):
 
     entry: np.ndarray
     group: np.ndarray | None
-    count: int
+    size: int
     labels: np.ndarray | None = None
 
     def spread(self, shape: Penalty, log: np.ndarray) -> Penalty:
@@ -97,15 +97,15 @@ class Parameters(NamedTuple):
         entry = d.l1 * term.l1
         if self.group is None:
             entry = entry if np.any(term.l1 > 0) else d.l2 * term.l2
-            return np.bincount(self.entry, entry, self.count)
-        return np.bincount(self.entry, entry, self.count) + np.bincount(
-            self.group, d.group * term.group, self.count
+            return np.bincount(self.entry, entry, self.size)
+        return np.bincount(self.entry, entry, self.size) + np.bincount(
+            self.group, d.group * term.group, self.size
         )
 
     def squares(self, weights: np.ndarray) -> np.ndarray:
         """The mean square of the weights of each parameter."""
-        members = np.maximum(np.bincount(self.entry, minlength=self.count), 1)
-        squares = np.bincount(self.entry, weights**2, self.count) / members
+        members = np.maximum(np.bincount(self.entry, minlength=self.size), 1)
+        squares = np.bincount(self.entry, weights**2, self.size) / members
         if self.group is not None and self.labels is not None:
             members = np.bincount(self.labels, minlength=len(self.group))
             squares[self.group] = np.bincount(self.labels, weights**2) / members
@@ -265,7 +265,7 @@ class Learner:
         terms = [scaled(shape, point.level) for shape in point.shapes]
         plain = self.models.solve(tuning, terms[: len(tuning)], point.fits)
         before = self._losses(self.tasks, plain)
-        best, chosen, starts = np.inf, 0.0, np.zeros((self.splits, parameters.count))
+        best, chosen, starts = np.inf, 0.0, np.zeros((self.splits, parameters.size))
         for strength in STRENGTHS:
             fits = list(plain)
             for k in range(self.splits):
@@ -285,7 +285,7 @@ class Learner:
             return point
         d, fits, losses = self.descend(
             self.tasks, terms[: len(self.tasks)], point.fits, parameters, chosen * point.loss,
-            np.zeros(parameters.count), steps,
+            np.zeros(parameters.size), steps,
         )  # fmt: skip
         shapes = [parameters.spread(shape, d) for shape in point.shapes]
         found = Point(shapes, point.level, fits, losses, "each", chosen * point.loss, d)

@@ -573,7 +573,7 @@ def check_ratio(ratio: Any, zero: bool = True, one: bool = True) -> None:
     low, high = "[" if zero else "(", "]" if one else ")"
     if ratio is None and one:
         return
-    right = isinstance(ratio, Real) and not isinstance(ratio, bool) and 0 <= ratio <= 1
+    right = isinstance(ratio, Real) and not isinstance(ratio, bool) and 0 <= float(ratio) <= 1
     if not right or (ratio == 0 and not zero) or (ratio == 1 and not one):
         none = "None or " if one else ""
         raise ValueError(f"l1_ratio must be {none}a number in {low}0, 1{high}, got {ratio!r}.")
