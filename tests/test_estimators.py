@@ -43,7 +43,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::pdbo.sklearn.PenaltyWarning")
         BilevelRidge(max_iter=1),
         BilevelGroupLasso(max_iter=1),
         BilevelLogisticRegression("scalar", penalty="l1"),
-        BilevelLogisticRegression("feature", penalty="elasticnet", l1_ratio=0.5, max_iter=1),
     ]
 )
 def test_scikit_learn_checks(estimator, check):

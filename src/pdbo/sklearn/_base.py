@@ -66,7 +66,7 @@ class BilevelModel(BaseEstimator):
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore
         state.pop("_learned", None)  # the samples do not travel with the model
         return state
 

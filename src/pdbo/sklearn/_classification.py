@@ -127,8 +127,9 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
     Notes
     -----
     This is about `penalty="l2"`; the others are learned as in `BilevelLasso`. Learning the
-    penalties is a bilevel problem: the inner problem fits the weights of each split, the outer function is the loss on the samples that the split holds out. The inner problem is
-    strictly convex, so its minimum is unique and the implicit gradient applies (Pedregosa 2016).
+    penalties is a bilevel problem: the inner problem fits the weights of each split, the outer
+    function is the loss on the samples that the split holds out. The inner problem is strictly
+    convex, so its minimum is unique and the implicit gradient applies (Pedregosa 2016).
     Each step takes a few Newton steps with conjugate gradients, solves one more system for the
     adjoint, and makes a step of Adam on the logarithms of the penalties. All of it is one compiled
     program; data of nearly the same shape share it. The phases:
