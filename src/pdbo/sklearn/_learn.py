@@ -127,6 +127,8 @@ class Learner:
         self.blank = [models.blank(task) for task in tasks]
         self.splits = 1 + max(task.split for task in tasks)
         self.null = float(self._losses(tasks, self.blank).mean())
+        # classes that can be told apart: the loss falls for ever, and means nothing any more
+        self.least = 0.0 if models.loss.quadratic else 1e-3 * self.null
 
     def learn(self, bases: list[Penalty], parameters: Parameters | None, steps: int) -> Point:
         """The best point of all stages; only the level is learned without parameters."""
@@ -194,9 +196,9 @@ class Learner:
         for k in range(LONGEST):
             fits = self.blank if point is None else point.fits
             point = self.at(shapes, start - k * _step(shapes), fits, stage)
-            since += 1
+            since = 0 if best is None or point.loss < best.loss - self.least else since + 1
             if best is None or point.loss < best.loss:
-                best, since = point, 0
+                best = point
             if since == (PATIENCE if best.loss < self.null else 2 * PATIENCE):
                 break
         assert best is not None

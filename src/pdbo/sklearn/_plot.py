@@ -13,12 +13,11 @@ def plot(model: Any, ax: Any = None) -> Any:
     penalty = np.atleast_2d(np.asarray(model.penalty_, float))
     used = np.any(np.atleast_2d(model.coef_) != 0, axis=0)
     names, what = getattr(model, "feature_names_in_", None), "feature"
-    if penalty.shape[1] != used.size or model.per == "group":
-        names, what = getattr(model, "groups_", None), "group"
-        _, index = np.unique(np.asarray(model.groups), return_inverse=True)  # type: ignore
-        used = np.bincount(index, used) > 0
-    if model.per == "scalar" and what == "feature":
+    if penalty.size == 1:
         names, what, used = None, "all features", np.array([True])
+    elif penalty.shape[1] != used.size or model.per == "group":
+        names, what = model.groups_, "group"
+        used = np.bincount(np.unique(model.groups, return_inverse=True)[1], used) > 0
     place = np.arange(penalty.shape[1])
     for row in np.where(penalty > 0, penalty, np.nan):
         (line,) = ax.plot(place[used], row[used], "o", label="in use")
@@ -26,5 +25,6 @@ def plot(model: Any, ax: Any = None) -> Any:
     ax.set(yscale="log", xlabel=what, ylabel="penalty")
     if names is not None and len(names) <= 30:
         ax.set_xticks(place, [str(name) for name in names], rotation=90)
-    ax.legend(*ax.get_legend_handles_labels()) if not np.all(used) else None
+    if not np.all(used):
+        ax.legend()
     return ax
