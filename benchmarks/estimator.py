@@ -31,6 +31,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 import pdbo
 from pdbo.sklearn import BilevelLogisticRegression
+from pdbo.sklearn._penalties import LOGISTIC
 from pdbo.sklearn._search import Plan, Search, Table
 
 from .record import write
@@ -126,7 +127,7 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
     parts = np.random.default_rng(0).permutation(len(y)) % 5
     roles = np.stack([np.where(parts == k, 2, 0) for k in range(5)])
     table = Table(X, y.astype(np.int32), 1, np.ones(len(y), np.float32), roles, np.arange(30))
-    search = Search(BilevelLogisticRegression._loss, table, Plan(True, True, True, 100, 1e-6, None))
+    search = Search(LOGISTIC, table, Plan(True, True, True, 100, 1e-6, None))
     held = search.roles == 2
     problem = search.problem((search.roles == 0), held)
     search.validation = problem.data.held

@@ -165,8 +165,10 @@ def majorant(H: Matrix, kinks: Kinks) -> Vector:
     return np.where(top > 0, top, max(float(np.max(top, initial=0.0)), 1e-300))
 
 
-def minimise_quadratic(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
-    """The minimum, from y on; H is positive semidefinite.
+def minimise_quadratic(
+    H: Matrix, c: Vector, kinks: Kinks, y: Vector, tol: float = 4 * EPS
+) -> Vector:
+    """The minimum, from y on, up to steps of the relative size tol; H is positive semidefinite.
 
     It is found on a growing set of entries: those that are open, and those that most want to be.
     """
@@ -176,7 +178,7 @@ def minimise_quadratic(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
     step = _within_groups(step, kinks)
     for _ in range(GROWTHS):
         slope = H @ y + c
-        noise = 4 * EPS * (np.abs(H) @ np.abs(y) + np.abs(c) + kinks.l1)
+        noise = tol * (np.abs(H) @ np.abs(y) + np.abs(c) + kinks.l1)
         want = np.abs(kinks.leave(y, slope, step))
         want = np.where(want > step * noise, want / np.sqrt(step), 0.0)
         used = kinks.open(y) | (y != 0)
@@ -190,7 +192,7 @@ def minimise_quadratic(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
         y = y.copy()
         y[part] = _minimise(
             H[np.ix_(part, part)], slope[part] - H[np.ix_(part, part)] @ y[part],
-            kinks.on(part), y[part],
+            kinks.on(part), y[part], tol,
         )  # fmt: skip
         if not count:
             return y
@@ -213,7 +215,7 @@ def _whole_groups(used: np.ndarray, kinks: Kinks) -> np.ndarray:
     return used | ((count[kinks.labels] > 0) & (kinks.labels < len(kinks.group)))
 
 
-def _minimise(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
+def _minimise(H: Matrix, c: Vector, kinks: Kinks, y: Vector, tol: float) -> Vector:
     """The minimum over few entries."""
     step = 1 / majorant(H, kinks)
 
@@ -233,11 +235,13 @@ def _minimise(H: Matrix, c: Vector, kinks: Kinks, y: Vector) -> Vector:
                 target, low = trial, reached
                 break
         size = np.abs(y) + np.abs(target) + step * (np.abs(H) @ np.abs(y) + np.abs(c))
-        still = still + 1 if np.all(np.abs(target - y) <= 4 * EPS * size) else 0
+        rests = np.all(np.abs(target - y) <= tol * size)
+        rests |= tol > 4 * EPS and best - low <= 4 * EPS * abs(best)  # its fall is rounding
+        still = still + 1 if rests else 0
         if low > best + 16 * EPS * (abs(best) + abs(low)) and still == 0:
             break
         y, best = target, min(low, best)
-        if still == STILL:
+        if still == STILL or (still and tol > 4 * EPS):
             break
     return y
 

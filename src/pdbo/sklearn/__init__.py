@@ -9,6 +9,15 @@ except ModuleNotFoundError as error:
         "pdbo.sklearn needs scikit-learn: pip install scikit-learn.", name="sklearn"
     ) from None
 
-from ._estimators import BilevelLogisticRegression, BilevelRidge
+from ._base import PenaltyWarning
+from ._classification import BilevelLogisticRegression
+from ._regression import BilevelElasticNet, BilevelGroupLasso, BilevelLasso, BilevelRidge
 
-__all__ = ["BilevelLogisticRegression", "BilevelRidge"]
+__all__ = [
+    "BilevelElasticNet",
+    "BilevelGroupLasso",
+    "BilevelLasso",
+    "BilevelLogisticRegression",
+    "BilevelRidge",
+    "PenaltyWarning",
+]

@@ -28,7 +28,7 @@ class Data(eqx.Module):
     Attributes:
         X: the features, a dense matrix or a `SparseMatrix`.
         shift: subtracted from every row of X, which nearly decouples intercept and weights.
-        target: labels from 0 on, or the columns to predict.
+        target: labels from 0 on.
         train, held: for each split a weight for every row: in the inner and in the outer loss.
         square: for each split and feature the sum of squares over its training part.
         log_scale: for each feature the logarithm of its variance, centred.
@@ -53,12 +53,12 @@ class Loss(NamedTuple):
     Attributes:
         rows: the loss of every row, from scores and target.
         curvature: the second derivative in every score.
-        right: whether the scores of a row give the right answer; None for regression.
+        right: whether the scores of a row give the right answer.
     """
 
     rows: Callable[[Array, Array], Array]
     curvature: Callable[[Array], Array]
-    right: Callable[[Array, Array], Array] | None = None
+    right: Callable[[Array, Array], Array]
 
 
 def _logistic(scores: Array, target: Array) -> Array:
@@ -82,7 +82,6 @@ def _right(scores: Array, target: Array) -> Array:
 
 
 LOGISTIC = Loss(_logistic, _logistic_curvature, _right)
-SQUARED = Loss(lambda scores, target: 0.5 * jnp.sum((scores - target) ** 2, -1), jnp.ones_like)
 
 
 def log_penalties(x: PyTree, data: Data) -> Float[Array, "splits features _"]:
@@ -123,7 +122,7 @@ def _functions(loss: Loss) -> tuple[Callable, Callable]:
 
     def fitted(x: PyTree, w: PyTree, data: Data) -> Float[Array, ""]:
         value = 0.5 * jnp.sum(jnp.exp(log_penalties(x, data)) * w["weights"] ** 2)
-        if loss is LOGISTIC and w["offsets"].shape[-1] > 1:
+        if w["offsets"].shape[-1] > 1:
             # adding a constant to all intercepts changes nothing: this makes their sum zero
             value += 0.5 * jnp.sum(jnp.sum(w["offsets"], -1) ** 2)
         return jnp.sum(data.train * losses(loss, w, data)) + value
@@ -131,9 +130,7 @@ def _functions(loss: Loss) -> tuple[Callable, Callable]:
     return held_out, fitted
 
 
-_FUNCTIONS = {
-    loss: _functions(loss) for loss in (LOGISTIC, SQUARED)
-}  # made once, so that jit recognises them
+_FUNCTIONS = {LOGISTIC: _functions(LOGISTIC)}  # made once, so that jit recognises them
 
 
 def _scale(loss: Loss, x: PyTree, w: PyTree, data: Data) -> PyTree:
@@ -143,7 +140,7 @@ def _scale(loss: Loss, x: PyTree, w: PyTree, data: Data) -> PyTree:
     bend = jnp.sum(share, 1) / total  # the mean curvature of a score, for each split and output
     bend = jnp.maximum(bend, jnp.sqrt(jnp.finfo(bend.dtype).eps))
     weights = bend[:, None, :] * data.square[:, :, None] + jnp.exp(log_penalties(x, data))
-    offsets = bend * total + float(loss is LOGISTIC)
+    offsets = bend * total + 1.0
     return jax.tree.map(lambda a: 1 / jnp.sqrt(a), {"weights": weights, "offsets": offsets})
 
 
@@ -328,9 +325,7 @@ class PenaltyDescent(Solver):
     def _report(self, inner: _Solve, data: Data) -> Report:
         reached = scores(inner.w, data)
         rows = jax.vmap(self.loss.rows, (0, None))(reached, data.target)
-        right = jnp.zeros_like(rows)
-        if self.loss.right is not None:
-            right = self.loss.right(reached, data.target).astype(rows.dtype)
+        right = self.loss.right(reached, data.target).astype(rows.dtype)
         losses, shares = (_means(self.validation, v) for v in (rows, right))
         return Report(losses, shares, inner.decrement, inner.taken)
 

@@ -16,6 +16,7 @@ from .._problem import Problem
 from .._progress import Pace
 from .._solution import State
 from ..linear import SparseMatrix
+from ._design import Matrix, moments
 from ._penalties import (
     Data,
     Descent,
@@ -26,9 +27,6 @@ from ._penalties import (
     log_penalties,
     make_problem,
 )
-
-Matrix = Any
-"""A dense array or a SciPy sparse matrix, which has no types."""
 
 TRAIN, TUNE, VALIDATE = 0, 1, 2  # what a row does in a split: see `Table.roles`
 LEVELS = np.arange(1.0, -16.0, -2.0)  # log-penalties tried first, from the strongest down
@@ -51,7 +49,7 @@ class Table(NamedTuple):
 
     Attributes:
         X: the features, dense or a SciPy sparse matrix.
-        target: labels from 0 on, or columns to predict.
+        target: labels from 0 on.
         outputs: the number of scores per row.
         weight: the sample weight of each row.
         roles: for each split, what a row does: it trains the weights, tunes the penalties, or
@@ -116,18 +114,20 @@ def number(value: float, dtype: Any) -> Any:
     return np.asarray(value, dtype)
 
 
-def moments(X: Matrix, weight: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted mean (zero unless `centred`) and variance about it, in double precision."""
-    share = weight.astype(np.float64) / weight.sum(dtype=np.float64)
-    if scipy.sparse.issparse(X):
-        mean = np.asarray(X.T @ share) if centred else np.zeros(X.shape[1])
-        square = np.asarray(X.multiply(X).T @ share)
-        variance = square - mean**2
-    else:
-        mean = share @ X if centred else np.zeros(X.shape[1])
-        square = share @ X.astype(np.float64) ** 2
-        variance = share @ (X - mean) ** 2
-    return mean, np.where(variance > 1e-12 * square, variance, 0)
+class Tried(NamedTuple):
+    """A point of the search: its stage, the mean logarithm of its level, its held-out loss."""
+
+    stage: str
+    level: float
+    loss: float
+
+
+class Learned(NamedTuple):
+    """The bilevel problem that was solved, and the point found."""
+
+    problem: Problem
+    x: PyTree
+    w: PyTree
 
 
 class Search:
@@ -136,13 +136,15 @@ class Search:
     def __init__(self, loss: Loss, table: Table, plan: Plan):
         self.loss, self.table, self.plan = loss, table, plan
         self.fresh: Descent | None = None
+        self.tried: list[Tried] = []
+        self.freed = False  # whether every penalty was tuned by itself
         X = table.X
         if scipy.sparse.issparse(X) and X.shape[0] * X.shape[1] < SMALL:
             X = X.toarray()
         self.dtype, (self.rows, self.features) = X.dtype, X.shape
         sparse = scipy.sparse.issparse(X)
-        rows = bucket(self.rows, 32)
-        self.columns = self.features if sparse else bucket(self.features, 8)
+        rows = bucket(self.rows, 256)
+        self.columns = self.features if sparse else bucket(self.features, 16)
         self.mean, self.variance = moments(X, table.weight, plan.intercept)
         if sparse:
             matrix = scipy.sparse.csr_matrix(X, copy=True)
@@ -240,14 +242,13 @@ class Search:
             freed = self.descend(tuning, trail.x, trail.w, STILL | {"each": 0.1}, "each")
             steps += freed.steps
             if _surely_less(freed.losses, freed.first):
-                problem, trail = tuning, freed
+                problem, trail, self.freed = tuning, freed, True
+        self.learned = Learned(problem, trail.x, trail.w)
         x, w = self.strengthen(problem, trail)
         return self.finish(x, w, steps)
 
     def null_loss(self) -> float:
         """The loss of the model without weights."""
-        if self.loss.right is None:
-            return 0.5 * self.table.outputs  # targets are in units of their standard deviations
         shares = np.bincount(self.table.target, self.table.weight)
         shares = shares[shares > 0] / shares.sum()
         return max(float(-np.sum(shares * np.log(shares))), 1e-3)
@@ -299,7 +300,7 @@ class Search:
                 moved = {"level": float(level), "exponent": exponent}
                 at = x | {k: x[k] + by for k, by in moved.items()}
                 v, report = self.step(problem, at, v, "path")
-                self.show("path", report)
+                self.show("path", at, report)
                 loss = report.losses.mean()
                 since = 0 if loss < lowest - self.least else since + 1
                 if loss < best - self.least:
@@ -313,7 +314,7 @@ class Search:
         """Descent until the validation loss stops falling."""
         best, since = None, 0
         for taken, state in enumerate(self.steps(problem, x, w, rate, "descent", self.plan.steps)):
-            self.show(f"{what} {taken + 1}", state.report)
+            self.show(f"{what} {taken + 1}", x, state.report)
             losses = np.asarray(state.report.losses)
             loss = losses.mean()
             if best is None:
@@ -339,12 +340,12 @@ class Search:
         """
         x, w, splits = trail.x, trail.w, len(self.roles)
         found, best = (x, w), -np.inf
-        if self.loss.right is None or splits < 2:
+        if splits < 2:
             return found
         most = trail.losses.mean() + 2 * trail.losses.std(ddof=1) / splits**0.5
         for _ in range(20):
             found_w, report = self.step(problem, x, w, "path")
-            self.show("strengthen", report)
+            self.show("strengthen", x, report)
             if best >= 0 and not report.losses.mean() <= most:
                 break
             w = found_w
@@ -362,7 +363,7 @@ class Search:
         x = x | {"each": each}
         tol = max(self.plan.tol, float(np.finfo(self.dtype).eps) ** 0.5)
         w, report = self.step(problem, x, w, (200, 500, tol, 1e-3))
-        self.show("refit", report)
+        self.show("refit", x, report)
         if not report.decrement <= tol:
             warn(
                 f"The weights did not settle within {report.taken} Newton steps (decrement "
@@ -374,8 +375,9 @@ class Search:
         penalties = np.asarray(jnp.exp(log_penalties(x, problem.data)[0]))[: self.features]
         return Model(weights, offsets * self.dtype.type(self.plan.intercept), penalties, steps)
 
-    def show(self, what: str, report: Report) -> None:
-        """Prints a line of progress if the plan has a name."""
+    def show(self, what: str, x: PyTree, report: Report) -> None:
+        """Notes a point, and prints a line of progress if the plan has a name."""
+        self.tried.append(Tried(what, float(x["level"]), float(report.losses.mean())))
         if self.plan.name is not None:
             print(f"[{self.plan.name}] {what}: held-out loss {report.losses.mean():.5f}")
 

@@ -1,0 +1,375 @@
+"""The estimators with L1, groups and squares: scikit-learn's checks, its solvers, differences."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+import scipy.sparse
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from pdbo.sklearn import (
+    BilevelElasticNet,
+    BilevelGroupLasso,
+    BilevelLasso,
+    BilevelLogisticRegression,
+    BilevelRidge,
+    PenaltyWarning,
+    _ridge,
+)
+from pdbo.sklearn._design import Design
+from pdbo.sklearn._fit import LOGISTIC, SQUARED, Models, Penalty, Task
+
+X, Y = load_diabetes(return_X_y=True)
+X, Y = X[:200] * 20, Y[:200]
+BLOCKS = np.arange(10) // 2
+REGRESSORS = (BilevelLasso, BilevelElasticNet, BilevelRidge, BilevelGroupLasso)
+
+pytestmark = pytest.mark.filterwarnings("ignore::pdbo.sklearn.PenaltyWarning")
+
+
+@parametrize_with_checks(
+    [
+        BilevelLasso(max_iter=1),
+        BilevelElasticNet(l1_ratio=0.5, max_iter=1),
+        BilevelRidge(max_iter=1),
+        BilevelGroupLasso(max_iter=1),
+        BilevelLogisticRegression("scalar", penalty="l1"),
+    ]
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+def sparse_truth(seed, rows=100, features=40, test=2000):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows + test, features))
+    y = x[:, :4] @ [3.0, -2.0, 2.0, 1.0] + 2 * rng.normal(size=rows + test)
+    return x[:rows], y[:rows], x[rows:], y[rows:]
+
+
+# What is fitted: against scikit-learn's own solvers.
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_one_penalty_is_that_of_scikit_learn(intercept):
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(Y))
+    options = {"random_state": 0, "fit_intercept": intercept}
+    strict = {"tol": 1e-10, "max_iter": 100_000, "fit_intercept": intercept}
+
+    lasso = BilevelLasso("scalar", **options).fit(X, Y, weight)
+    net = BilevelElasticNet("scalar", **options).fit(X, Y, weight)
+    ridge = BilevelRidge("scalar", **options).fit(X, Y, weight)
+    alpha = net.penalty_ + net.l2_penalty_
+    theirs = [
+        (lasso, Lasso(lasso.penalty_, **strict)),
+        (net, ElasticNet(alpha, l1_ratio=net.penalty_ / alpha, **strict)),
+        (ridge, Ridge(ridge.penalty_, fit_intercept=intercept)),
+    ]
+    for ours, model in theirs:
+        model.fit(X, Y, sample_weight=weight)
+        np.testing.assert_allclose(ours.coef_, model.coef_, atol=1e-4)
+        np.testing.assert_allclose(ours.predict(X), model.predict(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_logistic_regression_with_l1(classes):
+    rng = np.random.default_rng(0)
+    y = np.argmax(X[:, :classes] + rng.gumbel(size=(len(X), classes)), 1)
+    ours = BilevelLogisticRegression("scalar", penalty="l1", random_state=0).fit(X, y)
+    theirs = LogisticRegression(
+        C=1 / ours.penalty_, l1_ratio=1, solver="saga", tol=1e-8, max_iter=100_000
+    ).fit(X, y)
+    assert 0 < np.count_nonzero(ours.coef_) < ours.coef_.size
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-4)
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize("per", ["feature", "group"])
+def test_penalties_per_feature_are_those_of_the_model(per):
+    """The conditions of a minimum, in the units of the features."""
+    x, y, *_ = sparse_truth(0)
+    x = x * 10.0 ** np.linspace(-2, 2, 40) if per == "feature" else x
+    groups = np.arange(40) % 10 if per == "group" else None
+    model = BilevelLasso(per, groups=groups, random_state=0).fit(x, y)
+    penalty = model.penalty_ if groups is None else model.penalty_[groups]
+    slope = (x - x.mean(0)).T @ (y - model.predict(x)) / len(y)
+    used = model.coef_ != 0
+    np.testing.assert_allclose(slope[used], (penalty * np.sign(model.coef_))[used], rtol=1e-4)
+    assert np.all(np.abs(slope) <= penalty * (1 + 1e-6)) and 0 < used.sum() < 40
+
+
+def test_groups_are_those_of_the_model():
+    model = BilevelGroupLasso(groups=BLOCKS, l1_ratio=0.3, random_state=0).fit(X, Y)
+    unit = X.std(0)
+    slope = (X - X.mean(0)).T @ (Y - model.predict(X)) / len(Y) / unit
+    v = model.coef_ * unit
+    for k in range(5):
+        own = BLOCKS == k
+        norm = np.linalg.norm(v[own])
+        if norm > 0:
+            pull = model.penalty_[k] * v[own] / norm + model.l1_penalty_[own] * np.sign(v[own])
+            np.testing.assert_allclose(slope[own][v[own] != 0], pull[v[own] != 0], rtol=1e-4)
+        else:
+            over = np.maximum(np.abs(slope[own]) - model.l1_penalty_[own], 0)
+            assert np.linalg.norm(over) <= model.penalty_[k] * (1 + 1e-6)
+
+
+def test_several_targets_share_their_penalties():
+    both = np.stack([Y, 3 * Y[::-1]], 1)
+    lasso = BilevelLasso("scalar", random_state=0).fit(X, both)
+    theirs = Lasso(lasso.penalty_, tol=1e-10, max_iter=100_000).fit(X, both)
+    np.testing.assert_allclose(lasso.coef_, theirs.coef_, atol=1e-4)
+    ridge = BilevelRidge(random_state=0).fit(X, both)
+    assert ridge.coef_.shape == (2, 10) and ridge.penalty_.shape == (10,)
+    centred = X - X.mean(0)
+    normal = centred.T @ centred + np.diag(ridge.penalty_)
+    exact = np.linalg.solve(normal, centred.T @ (both - both.mean(0)))
+    np.testing.assert_allclose(ridge.coef_, exact.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["primal", "dual", "products"])
+def test_ridge_systems_of_any_size(kind, monkeypatch):
+    monkeypatch.setattr(_ridge, "DENSE", 0 if kind == "products" else 4000)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 8 if kind == "primal" else 400))
+    s, l2, b = (rng.uniform(0.5, 1, k) for k in (40, x.shape[1], x.shape[1]))
+    s /= s.sum()
+    design = Design(scipy.sparse.csr_matrix(x) if kind == "products" else x, np.ones(40), True)
+    z = (x - x.mean(0)) / x.std(0)
+    z = z - s @ z
+    system = _ridge.Ridge(design, s, l2, True)
+    assert system.kind == kind
+    np.testing.assert_allclose(
+        system.solve(b), np.linalg.solve((z.T * s) @ z + np.diag(l2), b), rtol=1e-6
+    )
+
+
+# Derivatives.
+
+
+@pytest.mark.parametrize("kind", ["l1", "elasticnet", "l2", "groups", "logistic", "classes"])
+def test_the_derivative_in_the_penalties(kind):
+    """Against differences of the held-out loss."""
+    rng = np.random.default_rng(1)
+    x, outputs = rng.normal(size=(60, 8)), 3 if kind == "classes" else 1
+    target = x[:, 0] - 0.5 * x[:, 1] + 0.5 * rng.normal(size=60)
+    loss = SQUARED
+    if kind == "logistic":
+        target, loss = (target > 0).astype(int), LOGISTIC
+    elif kind == "classes":
+        target, loss = np.argmax(x[:, :3] + rng.gumbel(size=(60, 3)), 1), LOGISTIC
+    train = np.where(np.arange(60) < 40, rng.uniform(0.5, 2, 60), 0)
+    held = np.where(np.arange(60) < 40, 0.0, 1.0)
+    task = Task(train / train.sum(), held / held.sum(), target, 0, outputs)
+    models = Models(Design(x, np.ones(60), True), loss, True)
+    size = 8 * outputs
+    l1 = rng.uniform(0.02, 0.08, size) * (kind != "l2")
+    l2 = rng.uniform(0.1, 0.3, size) * (kind in ("l2", "elasticnet"))
+    labels = np.arange(8) // 2 if kind == "groups" else None
+    group = rng.uniform(0.02, 0.06, 4 if kind == "groups" else 0)
+    term = Penalty(l1, l2, group, labels)
+
+    def held_out(term):
+        return models.held(task, models.solve([task], [term], [models.blank(task)])[0])
+
+    fit = models.solve([task], [term], [models.blank(task)])[0]
+    found = models.derivative(task, term, fit)
+    assert np.count_nonzero(fit.weights) > 2
+    for name in ("l1", "l2", "group"):
+        values, slope = getattr(term, name), getattr(found, name)
+        for j in range(len(values)):
+            if values[j] > 0:
+                up, down = (values.copy() for _ in range(2))
+                up[j], down[j] = values[j] * (1 + 1e-4), values[j] * (1 - 1e-4)
+                ends = [held_out(term._replace(**{name: v})) for v in (up, down)]
+                numeric = (ends[0] - ends[1]) / (up[j] - down[j])
+                assert slope[j] == pytest.approx(numeric, rel=1e-3, abs=1e-6)
+
+
+def test_the_published_derivative_of_a_lasso():
+    r"""On the support, d w = -(Z^T Z / n)^{-1} sign(w) d lambda (Bertrand et al. 2022, (8))."""
+    x, y, test, answer = sparse_truth(0, test=50)
+    rows, n = np.vstack([x, test]), len(x)
+    train = np.where(np.arange(len(rows)) < n, 1 / n, 0)
+    held = np.where(train > 0, 0, 1 / 50)
+    target = np.concatenate([y, answer])
+    models = Models(Design(rows, np.ones(len(rows)), False), SQUARED, False)
+    task = Task(train, held, target, 0, 1)
+    term = Penalty(np.full(40, 0.3), np.zeros(40), np.zeros(0), None)
+    fit = models.solve([task], [term], [models.blank(task)])[0]
+    support = np.flatnonzero(fit.weights)
+    z = (rows / np.sqrt(np.mean(rows**2, 0)))[:, support]
+    move = -np.linalg.solve(z[:n].T @ z[:n] / n, np.sign(fit.weights[support]))
+    slope = z[n:].T @ (z[n:] @ fit.weights[support] - answer) / 50
+    found = np.sum(models.derivative(task, term, fit).l1)
+    assert found == pytest.approx(float(slope @ move), rel=1e-9)
+
+
+# What is learned.
+
+
+def test_many_penalties_beat_one_on_sparse_truths():
+    for kind in (BilevelLasso, BilevelRidge):
+        gains = []
+        for seed in range(3):
+            x, y, test, answer = sparse_truth(seed)
+            one, each = (kind(per, random_state=0).fit(x, y) for per in ("scalar", "feature"))
+            errors = [np.mean((answer - m.predict(test)) ** 2) for m in (one, each)]
+            gains.append(errors[0] - errors[1])
+            assert each.per_ == "feature"
+            assert np.median(each.penalty_[4:]) > 3 * np.max(each.penalty_[:4])
+        assert min(gains) > 0 and np.mean(gains) > 0.1
+
+
+def test_groups_beat_a_lasso_on_sparse_groups():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1060, 40))
+    y = x[:, :4] @ np.ones(4) + 2 * rng.normal(size=1060)
+    lasso = BilevelLasso(random_state=0).fit(x[:60], y[:60])
+    group = BilevelGroupLasso("group", groups=np.arange(40) // 4, random_state=0).fit(
+        x[:60], y[:60]
+    )
+    errors = [np.mean((y[60:] - m.predict(x[60:])) ** 2) for m in (group, lasso)]
+    assert errors[0] < errors[1]
+    assert list(group.groups_) == list(range(10)) and group.penalty_.shape == (10,)
+
+
+def test_what_is_given_up_is_said():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 6)), rng.normal(size=80)  # no feature matters
+    with pytest.warns(
+        PenaltyWarning, match=r'one per feature, so all.*\(per_ is "scalar"\)'
+    ) as said:
+        model = BilevelLasso(random_state=0).fit(x, y)
+    assert said[0].filename == __file__
+    assert model.per == "feature" and model.per_ == "scalar"
+    spread = model.penalty_ / x.std(0)
+    assert np.ptp(model.penalty_) < 1e-12 or np.ptp(spread) < 1e-12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert BilevelLasso("scalar", random_state=0).fit(x, y).per_ == "scalar"
+
+
+def test_the_path_lists_what_was_tried():
+    model = BilevelLasso(random_state=0).fit(X, Y)
+    path = model.path_
+    assert set(path) == {"stage", "level", "loss", "nonzero"}
+    assert len(path["loss"]) == model.n_iter_ and path["stage"][0] == "level"
+    assert path["nonzero"][0] == 0  # the strongest penalty
+
+
+def test_certificates():
+    exact = BilevelRidge("scalar", random_state=0).fit(X, Y)
+    assert exact.certificate_.exact and exact.certificate_.eps < 1e-8
+    assert exact.certificate_ is exact.certificate_
+    group = BilevelGroupLasso("scalar", groups=BLOCKS, random_state=0).fit(X, Y)
+    assert group.certificate_.inner_gap < 1e-12
+    again = pickle.loads(pickle.dumps(group.fit(X, Y)))
+    with pytest.raises(AttributeError, match="look at it before pickling"):
+        again.certificate_  # noqa: B018
+    many = BilevelRidge().fit(np.random.default_rng(0).normal(size=(30, 120)), Y[:30])
+    assert many.certificate_ is None  # 600 weights
+
+
+# What scikit-learn's users do with it.
+
+
+@pytest.mark.parametrize(
+    "model",
+    [BilevelLasso(), BilevelRidge(), BilevelLogisticRegression("scalar", penalty="l1")],
+)
+def test_sparse_is_dense(model):
+    x = np.where(np.abs(X) > 0.8, X, 0)
+    y = (Y > 140).astype(int) if isinstance(model, BilevelLogisticRegression) else Y
+    model.set_params(random_state=0)
+    dense = model.fit(x, y).coef_.copy()
+    sparse = model.fit(scipy.sparse.csr_matrix(x), y).coef_
+    np.testing.assert_allclose(sparse, dense, atol=1e-5 * np.abs(dense).max())
+
+
+def test_pipeline_search_pickle_and_names():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=[f"c{k}" for k in range(10)])
+    pipe = make_pipeline(StandardScaler(), BilevelLasso(random_state=0, max_iter=1))
+    search = GridSearchCV(pipe, {"bilevellasso__per": ["scalar", "feature"]}, cv=3).fit(frame, Y)
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict(frame), search.predict(frame))
+    model = BilevelLasso("scalar").fit(frame, Y)
+    assert list(model.feature_names_in_[:2]) == ["c0", "c1"]
+    polars = pytest.importorskip("polars")
+    np.testing.assert_allclose(model.predict(polars.from_pandas(frame)), model.predict(frame))
+
+
+def test_random_state_and_splits():
+    a, b, c = (BilevelLasso("scalar", random_state=k).fit(X, Y).penalty_ for k in (0, 0, 1))
+    assert a == b != c
+    splits = list(LeaveOneGroupOut().split(X, Y, groups=np.arange(len(Y)) % 4))
+    assert BilevelLasso("scalar", cv=splits).fit(X, Y).penalty_ > 0
+    assert cross_val_score(BilevelRidge("scalar"), X, Y, cv=3).mean() > 0.3
+
+
+def test_precision_progress_and_picture(capsys):
+    model = BilevelLasso("scalar", random_state=0, verbose=1).fit(X.astype(np.float32), Y)
+    assert model.coef_.dtype == model.penalty_.dtype == np.float32
+    assert "[BilevelLasso] level: level" in capsys.readouterr().out
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    for one in (model, BilevelGroupLasso(groups=BLOCKS).fit(X, Y), BilevelRidge().fit(X, Y)):
+        axes = one.plot_penalties()
+        assert axes.get_yscale() == "log" and axes.lines
+        matplotlib.pyplot.close(axes.figure)
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [
+        (BilevelLasso("column"), "per must be one of scalar, feature, group, got 'column'"),
+        (BilevelLasso("group"), "groups, one label for each feature, must be given"),
+        (BilevelLasso("group", groups=[1, 2]), "one label for each of the 10 features, got shape"),
+        (BilevelGroupLasso(groups=np.r_[np.nan, :9.0]), "a label for every feature, got NaN"),
+        (BilevelGroupLasso(l1_ratio=1.0, groups=BLOCKS), r"a number in \[0, 1\), got 1.0"),
+        (BilevelElasticNet(l1_ratio=0), r"None or a number in \(0, 1\], got 0"),
+        (BilevelLasso(max_iter=0), "max_iter must be at least 1, got 0"),
+        (BilevelLasso(cv=2), "cv must make at least 3 splits with per='feature', got 2"),
+        (BilevelLogisticRegression(penalty="l0"), "penalty must be one of l2, l1, elasticnet"),
+        (BilevelLogisticRegression(l1_ratio=0.5), "l1_ratio goes with penalty='elasticnet' only"),
+    ],
+)  # fmt: skip
+def test_bad_parameters(model, words):
+    with pytest.raises(ValueError, match=words):
+        model.fit(X, (Y > 140).astype(int))
+
+
+def test_bad_data():
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        BilevelLasso().fit(np.where(X > 1, np.nan, X), Y)
+    with pytest.raises(ValueError, match="Negative"):
+        BilevelLasso().fit(X, Y, sample_weight=-np.ones(len(Y)))
+    constant = np.column_stack([X, np.ones(len(X))])
+    model = BilevelLasso("scalar", random_state=0).fit(constant, Y)
+    assert model.coef_[-1] == 0 and np.all(np.isfinite(model.coef_))
+    np.testing.assert_array_equal(BilevelLasso().fit(np.ones((9, 2)), np.arange(9.0)).coef_, 0)
+    rare = (np.arange(len(Y)) == 0).astype(int)  # one sample trains in every split
+    assert BilevelLogisticRegression("scalar", penalty="l1").fit(X, rare).coef_.shape == (1, 10)
+    splits = [(np.arange(1, 200), np.arange(1)), (np.arange(100), np.arange(100, 200))]
+    with pytest.raises(ValueError, match="cv leaves class number 1 out of the samples"):
+        BilevelLogisticRegression("scalar", penalty="l1", cv=splits).fit(X, rare)
+
+
+def test_breast_cancer_with_few_features():
+    x, y = load_breast_cancer(return_X_y=True)
+    x = StandardScaler().fit_transform(x)
+    model = BilevelLogisticRegression(penalty="l1", random_state=0).fit(x[::2], y[::2])
+    assert model.score(x[1::2], y[1::2]) > 0.94 and np.mean(model.coef_ != 0) < 0.7
