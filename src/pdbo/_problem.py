@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._batches import Source
     from ._solution import Solution
     from .terms import Term
+    from .torch._direct import Direct
     from .torch._functions import TorchFunction
 
 S = TypeVar("S", bound="Solution")
@@ -166,6 +167,10 @@ class Problem(eqx.Module):
     def arrays(self, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
         """A point of a kind that was entered, as arrays."""
         return x, y
+
+    def direct(self, x: PyTree, y: PyTree) -> "Direct | None":
+        """What evaluates f and g on the host without JAX; see `pdbo.torch`."""
+        return None
 
     def left(self, solution: S) -> S:
         """A solution with x and y of the kind that was entered."""

@@ -20,6 +20,7 @@ from .._solution import Solution
 from ..sets import Set
 from ._batches import TorchBatches
 from ._check import check_functions, check_layers
+from ._direct import Direct
 from ._functions import Reader, TorchFunction
 from ._host import host_call
 from ._sides import Side, check_pair
@@ -166,6 +167,11 @@ class TorchProblem(Problem):
         """Points of a kind that is known, as arrays."""
         sides = self.f.sides  # type: ignore
         return sides[0].arrays(x), sides[1].arrays(y)
+
+    def direct(self, x: PyTree, y: PyTree) -> Direct | None:
+        """What the exact path asks in place of JAX."""
+        known = isinstance(self.f, TorchFunction) and isinstance(self.g, TorchFunction)
+        return Direct((self.f, self.g), x, y) if known else None  # type: ignore
 
     def left(self, solution: S) -> S:
         """The solution with x and y as tensors, outside of jit and vmap."""
