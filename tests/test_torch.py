@@ -258,6 +258,45 @@ def test_tensors_in_batches_agree_with_jax():
     np.testing.assert_allclose(a.y, b.y, atol=1e-6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU here")
+@pytest.mark.parametrize("solver", [None, pdbo.PDBO(0.01, 0.01, inner_step=0.1, inner_steps=5)])
+def test_on_a_gpu_data_stay_there_and_the_run_is_that_of_the_cpu(solver):
+    problem, x, y = mlp_problem(torch)
+    f, g = problem.bindings.calls
+    there = jax.tree.map(lambda v: v.cuda(), problem.bindings.readers[0].__self__.data)
+    seen = set()
+
+    def watched(x, y, data):
+        seen.add((str(x.device), str(y["a"].device), data["t"].data_ptr()))
+        return g(x, y, data)
+
+    on_gpu = pdbo.torch.problem(f, watched, data=there)
+    steps = 3 if solver is None else 20
+    start = (x.cuda(), {k: v.cuda() for k, v in y.items()})
+    a = pdbo.solve(on_gpu, *start, solver, steps=steps, tol=None, throw=False)
+    b = pdbo.solve(problem, x, y, solver, steps=steps, tol=None, throw=False)
+    assert seen == {("cuda:0", "cuda:0", there["t"].data_ptr())}
+    assert a.x.is_cuda and all(v.is_cuda for v in a.y.values())
+    for u, v in zip(jax.tree.leaves((a.x, a.y)), jax.tree.leaves((b.x, b.y)), strict=True):
+        np.testing.assert_allclose(u.cpu(), v, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch has no GPU here")
+def test_on_a_gpu_a_module_takes_batches_of_a_loader():
+    net = torch.nn.Linear(2, 1).cuda()
+    data = TensorDataset(torch.ones(6, 2), torch.ones(6, 1))
+
+    def loss(x, y, batch):
+        assert batch[0].is_cuda
+        return ((y(batch[0]) - batch[1]) ** 2).mean() + torch.exp(x) * (y.weight**2).sum()
+
+    problem = pdbo.torch.problem(loss, loss, data=pdbo.torch.batches(data, DataLoader(data, 3), 3))
+    sol = pdbo.solve(problem, torch.tensor(0.0).cuda(), net, pdbo.PDBO(), steps=3, tol=None)
+    assert all(v.is_cuda for v in sol.y.values())
+    with pytest.raises(pdbo.ProblemError, match="one device"):
+        pdbo.solve(problem, torch.tensor(0.0), net, pdbo.PDBO(), steps=3)
+
+
 def shared_layers():
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     net[1].weight = net[0].weight
