@@ -129,7 +129,7 @@ class _At:
         """See `_derivatives.Function`."""
         with LOCK, blamed(self.function):
             device = self.function.sides[0].device
-            point = [_tensor(leaf, device) for leaf in z]
+            point = [tensor_of(leaf, device) for leaf in z]
             needed = {*wanted, *(i for way in directions for i in way)}
             with torch.set_grad_enabled(bool(needed)):
                 for i in needed:
@@ -139,7 +139,7 @@ class _At:
                 for way in directions:
                     slopes = gradient(scalar, point, tuple(way), True)
                     turned = [
-                        (s * _tensor(v, device)).sum()
+                        (s * tensor_of(v, device)).sum()
                         for s, v in zip(slopes, way.values(), strict=True)
                     ]
                     scalar = sum(turned[1:], turned[0])
@@ -172,7 +172,7 @@ def gradient(
     ]
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def tensor_of(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The memory of an array on the CPU, a copy of it elsewhere."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device)
