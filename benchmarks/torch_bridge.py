@@ -70,7 +70,7 @@ def overhead(units: int, batch: int, rounds: int) -> dict[str, float]:
     bound, x0, y0 = problem.entered(x, net)
     solver = pdbo.PDBO(primal_step=1e-3, inner_step=1e-2, inner_steps=INNER)
     state = begin(Start(bound, x0, y0), solver, None)
-    few = 1 if units > 1000 else 50
+    few = 4 if units > 1000 else 50
     steps = jax.numpy.asarray(few, jax.numpy.int32)
     jax.block_until_ready(take_steps_jit(bound, state, steps))
     alone()

@@ -234,7 +234,7 @@ def _cast(leaf: Any, dtype: torch.dtype, device: torch.device) -> Any:
         return leaf
     if leaf.device != device:
         raise ProblemError(
-            f"data are on {leaf.device}, but x and y on {device}: move them with .to(device)"
+            f"data are on {leaf.device}, but x and y on {device}: move them with .to(device)."
         )
     return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
