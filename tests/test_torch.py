@@ -101,9 +101,11 @@ def test_gradients_and_products_are_those_of_torch_and_jax(build):
         return slope(tuple(point)), forward, jax.grad(dot)(tuple(point))
 
     ours = jax.jit(lambda z: product(bound, z))(jax.tree.map(jnp.asarray, tuple(point)))
-    wanted = product(theirs, tuple(same))
+    wanted = jax.jit(lambda z: product(theirs, z))(tuple(same))
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+    slopes = jax.jit(jax.vmap(jax.grad(bound.inner), (0, None)))(np.stack([point[0]] * 2), point[1])
+    np.testing.assert_allclose(slopes, np.stack([ours[0][0]] * 2), rtol=1e-6)
     leaves, structure = jax.tree.flatten((x, y))
     leaves = [v.clone().requires_grad_() for v in leaves]
     data = problem.bindings.readers[1]((), torch.float32, torch.device("cpu"))
@@ -153,10 +155,17 @@ def test_sets_compare_multistart_save_and_load(tmp_path):
     on = pdbo.solve(problem, state=read.state, steps=5, tol=None)
     whole = pdbo.solve(problem, torch.tensor(0.0), TOY[1], pdbo.PDBO(), steps=10, tol=None)
     assert torch.equal(on.y, whole.y) and on.steps == 10
-    table = pdbo.compare(toy(), *TOY, [pdbo.PDBO(), pdbo.ITD()], budget=2, every=1).table
-    assert {"PDBO", "ITD"} == set(table["solver"])
-    best = pdbo.multistart(toy(), torch.tensor([2.0, 0.0]), torch.zeros(2, 2), pdbo.PDBO(), steps=2)
-    assert best.all.x.shape == (2,) and isinstance(best.x, torch.Tensor)
+    for steps in (5, 10):
+        again = pdbo.solve(
+            problem, torch.tensor(0.0), TOY[1], pdbo.PDBO(), steps=steps, tol=None,
+            checkpoint=tmp_path / "kept", checkpoint_every=0,
+        )  # fmt: skip
+    assert torch.equal(again.y, whole.y) and again.steps == 10
+    solvers = [pdbo.PDBO(), pdbo.solvers.Implicit()]
+    table = pdbo.compare(toy(), *TOY, solvers, budget=2, every=1).table
+    assert {"PDBO", "Implicit"} == set(table["solver"])
+    best = pdbo.multistart(toy(), torch.tensor([2.0, 0.0]), torch.zeros(2, 2))
+    assert best.ok and torch.allclose(best.all.x, torch.ones(2), atol=1e-4)
 
 
 def test_a_module_is_what_the_functions_get_and_takes_the_answer():
