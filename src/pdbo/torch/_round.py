@@ -54,7 +54,7 @@ class Round:
                 x = [leaf.detach() for leaf in point[: self.count]]
                 known = None if start else slopes[self.count :]
                 begin = [tensor_of(a, device) for a in start] or point[self.count :]
-                y = self._descended(x, begin, known, of_g, step, 1 - step * smoothing)
+                y = self._descended(x, begin, known, of_g, step, step * smoothing)
                 for leaf in x:
                     leaf.requires_grad_()
                 least, of_x = self._at(self.g, [*x, *y], of_g, range(self.count))
@@ -72,7 +72,7 @@ class Round:
 
     def _descended(
         self, x: Tensors, begin: Tensors, known: Tensors | None, rows: Sequence, step: float,
-        shrink: float,
+        decay: float,
     ) -> Tensors:  # fmt: skip
         """y after the inner steps; the slope at their start may be known."""
         y, wanted = [leaf.detach().clone() for leaf in begin], self.every[self.count :]
@@ -82,7 +82,7 @@ class Round:
             slopes = known or self._at(self.g, [*x, *y], rows, wanted)[1]
             known = None
             with torch.no_grad():
-                torch._foreach_mul_(y, shrink)
+                torch._foreach_add_(y, y, alpha=-decay)  # faster than a product
                 torch._foreach_add_(y, slopes, alpha=-step)
         return [leaf.detach() for leaf in y]
 
