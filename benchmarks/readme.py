@@ -199,7 +199,9 @@ def overhead() -> str:
 
 def bridge() -> str:
     """f and g in PyTorch, from the record of `python -m benchmarks.torch_bridge`."""
-    record = json.loads((FOLDER / "torch.json").read_text())
+    if not (path := FOLDER / "torch.json").exists():
+        return ""
+    record = json.loads(path.read_text())
     found, settings = record["results"], record["settings"]
     steps = [
         (f"{part['parameters']:,}", *(f"{part[k]:.3g} ms" for k in ("passes_ms", "step_ms")),
@@ -208,7 +210,7 @@ def bridge() -> str:
     ]  # fmt: skip
     head = ("parameters", "its passes in PyTorch alone", "a step", "ratio")
     times = {}
-    for task, entries in found["target"].items():
+    for entries in found["target"].values():
         for name, entry in entries.items():
             reached = f"{1e3 * entry['processor_seconds']:.0f} ms" if "error" not in entry else "–"
             times.setdefault(name, []).append(reached if entry.get("reached") else "–")
