@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Array, PyTree
 
-from .._batches import Drawn
 from .._checks import traced
-from .._data import Whole
 from .._errors import ProblemError
 from .._problem import Gradients, Problem, checked_callable
 from .._solution import Solution
@@ -181,8 +179,8 @@ class TorchProblem(Problem):
     ) -> Gradients | None:
         """The gradients of a step in one call of the host, unless inner steps need projections."""
         view = self.view
-        seen = isinstance(view, Whole | Drawn) and isinstance(self.f, TorchFunction)
-        if not seen or not isinstance(self.y_set, Free):
+        bound = isinstance(self.f, TorchFunction)
+        if not bound or view.in_batches or not isinstance(self.y_set, Free):
             return None
         rows = tuple(
             value(lambda x, y, *numbers: numbers, x, y) for value in (view.value_f, view.value_g)
