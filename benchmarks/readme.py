@@ -221,6 +221,35 @@ def overhead() -> str:
     )
 
 
+def bridge() -> str:
+    """f and g in PyTorch, from the record of `python -m benchmarks.torch_bridge`."""
+    if not (path := FOLDER / "torch.json").exists():
+        return ""
+    record = json.loads(path.read_text())
+    found, settings = record["results"], record["settings"]
+    steps = [
+        (f"{part['parameters']:,}", *(f"{part[k]:.3g} ms" for k in ("passes_ms", "step_ms")),
+         f"{part['ratio']:.2f}")
+        for part in found["overhead"].values()
+    ]  # fmt: skip
+    head = ("parameters", "its passes in PyTorch alone", "a step", "ratio")
+    times = {}
+    for entries in found["target"].values():
+        for name, entry in entries.items():
+            reached = f"{1e3 * entry['processor_seconds']:.0f} ms" if "error" not in entry else "–"
+            times.setdefault(name, []).append(reached if entry.get("reached") else "–")
+    titles = {"digits": "weight decay", "cleaning": "label cleaning"}
+    columns = ("to the target", *(titles[task] for task in found["target"]))
+    rows = [(name, *cells) for name, cells in times.items()]
+    return (
+        f"A step of PDBO with {settings['inner_steps']} inner gradients on a network, medians of "
+        f"processor time on one thread, PyTorch {settings['torch']}:\n\n"
+        f"{_markdown(Table('', head, steps))}\n\nProcessor time to the targets of "
+        "[the benchmarks](../benchmarks.md), after a first run; the others with the best settings "
+        f"of a search, `solve` with none:\n\n{_markdown(Table('', columns, rows))}"
+    )
+
+
 def scoreboard() -> str:
     """Results of the solvers by kind of problem, from a record of `pdbo reproduce problems`."""
     from pdbo.experiments import problems
@@ -357,6 +386,7 @@ def short() -> str:
 
 TABLES = (
     short, speeds, sparse, newsgroups, arrival, estimator, penalties, cleaning, overhead, steps,
+    bridge,
     scoreboard, solvers, entries, profiles, claims,
 )  # fmt: skip
 

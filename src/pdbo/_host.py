@@ -182,7 +182,8 @@ class HostRun:
 
     def _is_calm(self, run: State, code: int, rows: Rows) -> bool:
         """Whether nothing hints at a failure: neither the code, nor f, g, x and y so far."""
-        if code not in (RUNNING, RESULTS.settled, RESULTS.stopped) or many_hosts(self.problem.mesh):
+        sound = (RUNNING, RESULTS.settled, RESULTS.stopped, RESULTS.max_steps)
+        if code not in sound or many_hosts(self.problem.mesh):
             return False
         far = float(trees.max_abs((run.point.x, run.point.y))) > FAR * float(run.scale)
         return not (far or rows["eps"][-1] == np.inf)

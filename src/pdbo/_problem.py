@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from . import _trees as trees
 from ._checks import kind, traced
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._batches import Source
     from ._solution import Solution
     from .terms import Term
+    from .torch._direct import Direct
     from .torch._functions import TorchFunction
 
 S = TypeVar("S", bound="Solution")
@@ -75,6 +76,19 @@ def constraint_rows(tree: PyTree) -> tuple[Array, Array]:
     below = [jnp.ravel(leaf) for leaf in leaves if not isinstance(leaf, Equal)]
     zero = [jnp.ravel(leaf.value) for leaf in leaves if isinstance(leaf, Equal)]
     return tuple(jnp.concatenate(part) if part else jnp.zeros(0) for part in (below, zero))  # type: ignore
+
+
+class Gradients(NamedTuple):
+    r"""What a step of PDBO asks of f and g at (x, y) and at the inner estimate $\hat y$."""
+
+    g: Float[Array, ""]
+    g_x: PyTree
+    g_y: PyTree
+    y_hat: PyTree
+    g_hat: Float[Array, ""]
+    g_xhat: PyTree
+    f_x: PyTree
+    f_y: PyTree
 
 
 class Problem(eqx.Module):
@@ -197,6 +211,25 @@ class Problem(eqx.Module):
     def arrays(self, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
         """A point of a kind that was entered, as arrays."""
         return x, y
+
+    def direct(self, x: PyTree, y: PyTree) -> "Direct | None":
+        """What evaluates f and g on the host without JAX; see `pdbo.torch`."""
+        return None
+
+    def gradients(
+        self,
+        x: PyTree,
+        y: PyTree,
+        start: PyTree,
+        steps: int,
+        step: Float[Array, ""],
+        smoothing: Float[Array, ""],
+    ) -> "Gradients | None":
+        """The gradients of a step at once, if f and g are functions of the host; see `pdbo.torch`.
+
+        The inner steps begin at `start`, or at y, whose slope then serves twice, if that is None.
+        """
+        return None
 
     def left(self, solution: S) -> S:
         """A solution with x and y of the kind that was entered."""

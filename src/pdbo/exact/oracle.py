@@ -266,6 +266,7 @@ class Oracle:
         self.boxed_x = isinstance(problem.x_set, Box | NonNegative)
         self.boxed_y = isinstance(problem.y_set, Box | NonNegative) and not self.has_term
         self.problem, self.calls = problem, Calls()
+        self._direct = problem.direct(x, y)
         self._last: tuple[Vector, Vector, Array] | None = None
         self._kinks: tuple[Vector, Kinks] | None = None
 
@@ -305,8 +306,11 @@ class Oracle:
     def values(self, x: Vector, y: Vector) -> Values:
         """f, g and their gradients."""
         self.calls.values += 1
-        z = self._sent(np.concatenate([x, y]))
-        out = np.asarray(_evaluate(self._program, self._arrays, z))
+        z = np.concatenate([x, y])
+        if self._direct is None:
+            out = np.asarray(_evaluate(self._program, self._arrays, self._sent(z)))
+        else:
+            out = self._direct.values(z)
         nx, n = self.nx, self.nx + self.ny
         cuts = (out[2 : 2 + nx], out[2 + nx : 2 + n], out[2 + n : 2 + n + nx], out[2 + n + nx :])
         return Values(float(out[0]), float(out[1]), *cuts)
@@ -314,12 +318,17 @@ class Oracle:
     def product(self, x: Vector, y: Vector, w: Vector) -> tuple[Vector, Vector]:
         """g_xy w and g_yy w."""
         self.calls.products += 1
-        out = np.asarray(_product(self._program, self._arrays, self._at(x, y), w))
+        if self._direct is None:
+            out = np.asarray(_product(self._program, self._arrays, self._at(x, y), w))
+        else:
+            out = self._direct.product(x, y, w)
         return out[: self.nx], out[self.nx :]
 
     def bend(self, x: Vector, y: Vector, v: Vector, w: Vector) -> Vector:
         """The second derivatives of f + <v, g_y> in (x, y), times w."""
         self.calls.products += 1
+        if self._direct is not None:
+            return self._direct.bend(x, y, v, w)
         return np.asarray(_bend(self._program, self._arrays, self._at(x, y), v, w))
 
     def project_x(self, u: Vector) -> Vector:

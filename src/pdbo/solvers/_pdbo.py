@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from .. import _trees as trees
 from .._checks import number, whole_number
 from .._errors import ProblemError
-from .._problem import Problem
+from .._problem import Gradients, Problem
 from .._solver import Calls, Point
 from ..schedules import Schedule, Theory, constant
 from ._descent import (
@@ -217,12 +217,10 @@ class PDBO(GradientSolver):
         steps = trees.astype(self.schedule(state.t), dtype)
         alpha, delta, bound = trees.astype((self.smoothing, self.slack, self.dual_bound), dtype)
 
-        g, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y)
-        y_hat, hat = self._inner(problem, state, g_y)
-        g_hat, g_xhat = jax.value_and_grad(problem.inner, 0)(x, y_hat)
-        h = g - g_hat - 0.5 * alpha * trees.dot(y_hat, y_hat) - delta
-        grad_h = (trees.sub(g_x, g_xhat), g_y)
-        grad_f = jax.grad(problem.outer, (0, 1))(x, y)
+        at, hat = self._gradients(problem, state)
+        h = at.g - at.g_hat - 0.5 * alpha * trees.dot(at.y_hat, at.y_hat) - delta
+        grad_h = (trees.sub(at.g_x, at.g_xhat), at.g_y)
+        grad_f = (at.f_x, at.f_y)
         if proximal is not None:
             h, grad_h, grad_f = proximal.add(x, y, h, grad_h, grad_f)
 
@@ -241,7 +239,22 @@ class PDBO(GradientSolver):
             toward = trees.sub((x_new, y_new), average.z)
             average = Average(trees.axpy(steps.weight / total, toward, average.z), total)
         rules = (outer, inner, hat)
-        return PDBOState(state.t + 1, x_new, y_new, y_hat, multiplier, h, average, rules)
+        return PDBOState(state.t + 1, x_new, y_new, at.y_hat, multiplier, h, average, rules)
+
+    def _gradients(self, problem: Problem, state: PDBOState) -> tuple[Gradients, PyTree]:
+        """All that a step asks of f and g, and the state of the inner transformation."""
+        x, y = state.x, state.y
+        start = state.y_hat if self.inner_start == "warm" else None
+        if self.inner is None and self.inner_start != "fixed":
+            sizes = trees.astype((self.inner_step, self.smoothing), trees.dtype(y))
+            found = problem.gradients(x, y, start, self.inner_steps, *sizes)
+            if found is not None:
+                return found, None
+        g, (g_x, g_y) = jax.value_and_grad(problem.inner, (0, 1))(x, y)
+        y_hat, hat = self._inner(problem, state, g_y)
+        g_hat, g_xhat = jax.value_and_grad(problem.inner, 0)(x, y_hat)
+        f_x, f_y = jax.grad(problem.outer, (0, 1))(x, y)
+        return Gradients(g, g_x, g_y, y_hat, g_hat, g_xhat, f_x, f_y), hat
 
     def _inner(
         self, problem: Problem, state: PDBOState, slope_at_y: PyTree

@@ -12,7 +12,7 @@ from .._errors import ProblemError, brief
 from ._functions import TorchFunction
 from ._sides import Side
 
-_NORMS = torch.nn.modules.batchnorm._BatchNorm
+_NORMS = torch.nn.modules.batchnorm._NormBase
 _DROPS = torch.nn.modules.dropout._DropoutNd
 
 
@@ -27,7 +27,7 @@ def check_layers(side: Side) -> None:
                 f"{where} is a {type(layer).__name__} in training mode, so f and g would be random "
                 "and have no certificate: call .eval() on the module, or regularise by a term in g."
             )
-        if isinstance(layer, _NORMS) and layer.training:
+        if isinstance(layer, _NORMS) and layer.training and layer.track_running_stats:
             raise ProblemError(
                 f"{where} is a {type(layer).__name__} in training mode, whose buffers change with "
                 "every call: call .eval() on the module, or use LayerNorm or GroupNorm."
@@ -74,10 +74,12 @@ def check_functions(
 def _evaluated(function: TorchFunction, structure: Any, point: list, rows: list) -> Any:
     """The value, after a look at what the call changed."""
     random = _random_state(point[0].device)
-    before = [tensor._version for tensor in point]
+    before = [leaf.detach().clone() for leaf in point]
     try:
         with torch.enable_grad():
             value = function.value(structure, point, rows)
+    except ProblemError:
+        raise
     except Exception as error:
         raise ProblemError(
             f"{function.name} cannot be evaluated at (x0, y0): {brief(error)}."
@@ -89,7 +91,7 @@ def _evaluated(function: TorchFunction, structure: Any, point: list, rows: list)
             f"{function.name} draws random numbers, so it is another function at every call: draw "
             "them once, before the problem is made, or call .eval() on the module."
         )
-    if [tensor._version for tensor in point] != before:
+    if not all(torch.equal(a, b) for a, b in zip(before, point, strict=True)):
         raise ProblemError(f"{function.name} changes x or y in place: work on a copy, x.clone().")
     return value
 

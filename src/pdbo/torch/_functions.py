@@ -21,7 +21,7 @@ Reader = Callable[[Sequence[np.ndarray], torch.dtype, torch.device], tuple]
 
 Slot = tuple[dict[str, Any], str]  # where a module keeps a parameter, and under which name
 
-_LOCK = threading.Lock()  # XLA may ask for f and g at once, and a module holds one point at a time
+LOCK = threading.Lock()  # XLA may ask for f and g at once, and a module holds one point at a time
 
 with warnings.catch_warnings():  # PyTorch says once that it may not write to what JAX hands over
     warnings.simplefilter("ignore")
@@ -127,9 +127,9 @@ class _At:
         value: bool,
     ) -> Sequence[np.ndarray]:
         """See `_derivatives.Function`."""
-        with _LOCK, self._blamed():
+        with LOCK, blamed(self.function):
             device = self.function.sides[0].device
-            point = [_tensor(leaf, device) for leaf in z]
+            point = [tensor_of(leaf, device) for leaf in z]
             needed = {*wanted, *(i for way in directions for i in way)}
             with torch.set_grad_enabled(bool(needed)):
                 for i in needed:
@@ -137,28 +137,29 @@ class _At:
                 scalar = self.function.value(self.structure, point, indices)
                 out = [scalar.detach()] if value else []
                 for way in directions:
-                    slopes = _gradient(scalar, point, tuple(way), True)
+                    slopes = gradient(scalar, point, tuple(way), True)
                     turned = [
-                        (s * _tensor(v, device)).sum()
+                        (s * tensor_of(v, device)).sum()
                         for s, v in zip(slopes, way.values(), strict=True)
                     ]
                     scalar = sum(turned[1:], turned[0])
                 if wanted:
-                    out += _gradient(scalar, point, wanted, False)
+                    out += gradient(scalar, point, wanted, False)
             return [leaf.numpy() if leaf.is_cpu else leaf.cpu().numpy() for leaf in out]
 
-    @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """Keep an error for the sentence that the user reads."""
-        try:
-            yield
-        except Exception as error:
-            self.function.error = error
-            raise
+
+@contextlib.contextmanager
+def blamed(function: TorchFunction) -> Iterator[None]:
+    """Keep an error for the sentence that the user reads."""
+    try:
+        yield
+    except Exception as error:
+        function.error = error
+        raise
 
 
-def _gradient(
-    scalar: torch.Tensor, point: list[torch.Tensor], wanted: Leaves, again: bool
+def gradient(
+    scalar: torch.Tensor, point: list[torch.Tensor], wanted: Sequence[int], again: bool
 ) -> list[torch.Tensor]:
     """The gradient by some leaves, zeros where the scalar does not depend on them."""
     leaves = [point[i] for i in wanted]
@@ -171,7 +172,7 @@ def _gradient(
     ]
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def tensor_of(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The memory of an array on the CPU, a copy of it elsewhere."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device)

@@ -11,17 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from .._checks import traced
 from .._errors import ProblemError
-from .._problem import Problem, checked_callable
+from .._problem import Gradients, Problem, checked_callable
 from .._solution import Solution
-from ..sets import Set
+from ..sets import Free, Set
 from ._batches import TorchBatches
 from ._check import check_functions, check_layers
+from ._direct import Direct
 from ._functions import Reader, TorchFunction
 from ._host import host_call
+from ._round import round_of
 from ._sides import Side, check_pair
 
 S = TypeVar("S", bound=Solution)
@@ -167,6 +169,24 @@ class TorchProblem(Problem):
         sides = self.f.sides  # type: ignore
         return sides[0].arrays(x), sides[1].arrays(y)
 
+    def direct(self, x: PyTree, y: PyTree) -> Direct | None:
+        """What the exact path asks in place of JAX."""
+        known = isinstance(self.f, TorchFunction) and isinstance(self.g, TorchFunction)
+        return Direct((self.f, self.g), x, y) if known else None  # type: ignore
+
+    def gradients(
+        self, x: PyTree, y: PyTree, start: PyTree, steps: int, step: Array, smoothing: Array
+    ) -> Gradients | None:
+        """The gradients of a step in one call of the host, unless inner steps need projections."""
+        view = self.view
+        bound = isinstance(self.f, TorchFunction)
+        if not bound or view.in_batches or not isinstance(self.y_set, Free):
+            return None
+        rows = tuple(
+            value(lambda x, y, *numbers: numbers, x, y) for value in (view.value_f, view.value_g)
+        )
+        return round_of((self.f, self.g), (x, y), start, steps, (step, smoothing), rows)  # type: ignore
+
     def left(self, solution: S) -> S:
         """The solution with x and y as tensors, outside of jit and vmap."""
         if not isinstance(self.f, TorchFunction) or traced(solution.x, solution.y):
@@ -212,7 +232,7 @@ def _cast(leaf: Any, dtype: torch.dtype, device: torch.device) -> Any:
         return leaf
     if leaf.device != device:
         raise ProblemError(
-            f"data are on {leaf.device}, but x and y on {device}: move them with .to(device)"
+            f"data are on {leaf.device}, but x and y on {device}: move them with .to(device)."
         )
     return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
