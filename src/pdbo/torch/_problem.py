@@ -182,9 +182,11 @@ class TorchProblem(Problem):
         bound = isinstance(self.f, TorchFunction)
         if not bound or view.in_batches or not isinstance(self.y_set, Free):
             return None
-        rows = tuple(
-            value(lambda x, y, *numbers: numbers, x, y) for value in (view.value_f, view.value_g)
-        )
+
+        def numbers_of(x: PyTree, y: PyTree, *numbers: Any) -> Any:
+            return numbers
+
+        rows = tuple(value(numbers_of, x, y) for value in (view.value_f, view.value_g))
         return round_of((self.f, self.g), (x, y), start, steps, (step, smoothing), rows)  # type: ignore
 
     def left(self, solution: S) -> S:

@@ -82,8 +82,8 @@ class Round:
             slopes = known or self._at(self.g, [*x, *y], rows, wanted)[1]
             known = None
             with torch.no_grad():
-                torch._foreach_add_(y, y, alpha=-decay)  # faster than a product
-                torch._foreach_add_(y, slopes, alpha=-step)
+                torch._foreach_add_(y, y, alpha=-decay)  # type: ignore  # faster than a product
+                torch._foreach_add_(y, slopes, alpha=-step)  # type: ignore
         return [leaf.detach() for leaf in y]
 
 
