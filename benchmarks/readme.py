@@ -228,7 +228,7 @@ def bridge() -> str:
     record = json.loads(path.read_text())
     found, settings = record["results"], record["settings"]
     steps = [
-        (f"{part['parameters']:,}", *(f"{part[k]:.3g} ms" for k in ("passes_ms", "step_ms")),
+        (f"{part['parameters']:,}", *(f"{part[k]:,.1f} ms" for k in ("passes_ms", "step_ms")),
          f"{part['ratio']:.2f}")
         for part in found["overhead"].values()
     ]  # fmt: skip
@@ -245,8 +245,8 @@ def bridge() -> str:
         f"A step of PDBO with {settings['inner_steps']} inner gradients on a network, medians of "
         f"processor time on one thread, PyTorch {settings['torch']}:\n\n"
         f"{_markdown(Table('', head, steps))}\n\nProcessor time to the targets of "
-        "[the benchmarks](../benchmarks.md), after a first run; the others with the best settings "
-        f"of a search, `solve` with none:\n\n{_markdown(Table('', columns, rows))}"
+        "[the benchmarks](../benchmarks.md), after a first run, which vary by a third from run to run; "
+        f"the others with the best settings of a search, `solve` with none:\n\n{_markdown(Table('', columns, rows))}"
     )
 
 
