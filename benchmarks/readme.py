@@ -245,8 +245,9 @@ def bridge() -> str:
         f"A step of PDBO with {settings['inner_steps']} inner gradients on a network, medians of "
         f"processor time on one thread, PyTorch {settings['torch']}:\n\n"
         f"{_markdown(Table('', head, steps))}\n\nProcessor time to the targets of "
-        "[the benchmarks](../benchmarks.md), after a first run, which vary by a third from run to run; "
-        f"the others with the best settings of a search, `solve` with none:\n\n{_markdown(Table('', columns, rows))}"
+        "[the benchmarks](../benchmarks.md), after a first run; it varies by a third from run to "
+        "run. The others have the best settings of a search, `solve` has none.\n\n"
+        + _markdown(Table("", columns, rows))
     )
 
 
