@@ -245,8 +245,9 @@ def bridge() -> str:
         f"A step of PDBO with {settings['inner_steps']} inner gradients on a network, medians of "
         f"processor time on one thread, PyTorch {settings['torch']}:\n\n"
         f"{_markdown(Table('', head, steps))}\n\nProcessor time to the targets of "
-        "[the benchmarks](../benchmarks.md), after a first run; it varies by a third from run to "
-        "run. The others have the best settings of a search, `solve` has none.\n\n"
+        "[the benchmarks](../benchmarks.md), after a first run. The others have the best settings "
+        "of a search, `solve` has none. On a shared machine single entries varied by up to 1.8 "
+        "times between two runs, and with them the order on weight decay.\n\n"
         + _markdown(Table("", columns, rows))
     )
 
