@@ -72,9 +72,9 @@ def split_leaves(state: State) -> dict[str, jax.Array]:
 
 def write_parts(path: pathlib.Path, split: dict[str, jax.Array]) -> None:
     """Write what is split over processes to the folder beside a file; all of them call this."""
-    from .. import orbax  # few runs need it
+    from .._parts import write  # few runs need it
 
-    orbax.write(path.with_suffix(f".{PARTS}"), list(split.values()))
+    write(path.with_suffix(f".{PARTS}"), list(split.values()))
 
 
 def _read_parts(saved: Saved, template: State, problem: Problem) -> dict[str, jax.Array]:
@@ -82,13 +82,13 @@ def _read_parts(saved: Saved, template: State, problem: Problem) -> dict[str, ja
     listed = saved.header.get(PARTS) or []
     if not listed:
         return {}
-    from .. import orbax
+    from .._parts import read
 
     point = eqx.filter_eval_shape(lambda state: state.point, template)
     layout = problem.layout(point.x, point.y)
     alone = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     place = (lambda _: alone) if layout is None else layout.place
-    found = orbax.read(saved.path.with_suffix(f".{PARTS}"), place, problem.mesh)
+    found = read(saved.path.with_suffix(f".{PARTS}"), place, problem.mesh)
     return {entry["name"]: array for entry, array in zip(listed, found, strict=True)}
 
 
