@@ -161,7 +161,8 @@ def test_claims_tables_and_figures_follow_the_record(record):
     assert len([c for c in claims if c.held]) < 9  # a stub does not reach the paper's numbers
     (table,) = newsgroups.tables(record)
     assert {len(row) for row in table.rows} == {len(table.header)}
-    figure, worth = newsgroups.figures(record)
+    figure, worth, *sweeps = newsgroups.figures(record)
+    assert sweeps
     assert len(worth.panels[0].categories) == len(newsgroups.METHODS)
     growth = record.times["measured"]["growth"]
     assert growth["ITD-R"][-1] > 1.2 * growth["ITD-R"][0]
