@@ -1,5 +1,7 @@
 """Large problems with constraints as the doors run them: a sparse follower, or gradients alone."""
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from jaxtyping import PyTree
@@ -22,7 +24,7 @@ from .coupled.oracle import Oracle
 from .coupled.reduced import FIRST, SHRINK, Leader, Point, descend
 
 STEPS = 200  # those of x, unless said otherwise
-BARRIERS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)  # for which `certify` looks at a point
+SMALL, LAST = 1e-4, 1e-9  # barriers from and down to which `certify` looks at a point
 FAR = 1e5  # an inner point this large, in sizes of the start, runs away
 NOT_CONVEX = "the follower is not seen to be convex, so that g may have lower minima elsewhere."
 BY_GRADIENTS = "the second derivatives of g are not sparse: gradients alone certify nothing."
@@ -44,18 +46,15 @@ def certify_large(problem: Problem, x0: PyTree, y0: PyTree) -> Certificate:
     oracle = _oracle(problem, *_checked(problem, x0, y0))
     if oracle is None:
         raise ProblemError(f"a problem of this size cannot be certified if {BY_GRADIENTS}")
-    leader, (x, y) = Leader(oracle, *oracle.bounds()), oracle.start
-    at, mu, best = begun(oracle, x, y), FIRST, None
-    while mu > 0.5 * BARRIERS[-1]:
-        at, _ = answer(oracle, x, at, mu)
-        here = leader.point(x, at, mu) if mu < 2 * BARRIERS[0] else None
+    leader, (x, y), best = Leader(oracle, *oracle.bounds()), oracle.start, None
+    for mu, at in _answers(oracle):
+        here = leader.point(x, at, mu) if mu < 2 * SMALL else None
         if here is not None:
             facts = look(leader, here)
             apart = float(np.linalg.norm(y - at.y) / max(float(np.linalg.norm(y)), 1e-300))
             facts = facts._replace(residual=max(facts.residual, apart))
             best = facts if best is None or facts.eps < best.eps else best
-        mu *= SHRINK
-    if best is None or not convex(oracle, x, at):
+    if best is None or not convex(oracle, x, at):  # type: ignore
         raise ProblemError(
             "the point cannot be certified: "
             + ("the follower has no answer to its x." if best is None else NOT_CONVEX)
@@ -66,14 +65,20 @@ def certify_large(problem: Problem, x0: PyTree, y0: PyTree) -> Certificate:
 def answer_large(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, float]:
     """The follower's answer to x, and f there; y itself if it is not computed."""
     x, y = _checked(problem, x0, y0)
-    oracle, mu = _oracle(problem, x, y), FIRST
+    oracle = _oracle(problem, x, y)
     if oracle is not None:
-        at = begun(oracle, *oracle.start)
-        while mu > 0.5 * BARRIERS[-1]:
-            at, _ = answer(oracle, oracle.start[0], at, mu)
-            mu *= SHRINK
+        *_, (_, at) = _answers(oracle)
         y = y if at.lost else oracle.point(oracle.start[0], at.y)[1]
     return y, float(problem.outer(x, y))
+
+
+def _answers(oracle: Oracle) -> Iterator[tuple[float, Answer]]:
+    """Ever smaller barriers, and the follower's answer to the oracle's x under each."""
+    at, mu = begun(oracle, *oracle.start), FIRST
+    while mu > 0.5 * LAST:
+        at, _ = answer(oracle, oracle.start[0], at, mu)
+        yield mu, at
+        mu *= SHRINK
 
 
 def _checked(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:

@@ -65,8 +65,7 @@ def trace(
         observe: what a row holds.
         batched_problem: whether the arrays of the problem have the leading axis as well.
     """
-    axes = (None, eqx.if_array(0) if batched_problem else None, 0, 0, None)
-    batch = eqx.filter_vmap(_path(steps, every, observe), in_axes=axes)
+    batch = _over_starts(_path(steps, every, observe), batched_problem)
     return _timed(batch, [(solver, problem, x0, y0, jax.random.key(seed))])[0]
 
 
@@ -85,10 +84,14 @@ def sweep(
     """`trace` for solvers that differ in numbers only; rows begin with an axis for the solvers."""
     numbers, rest = zip(*(eqx.partition(s, eqx.is_array) for s in solvers), strict=True)
     many = eqx.combine(jax.tree.map(lambda *v: jnp.stack(v), *numbers), rest[0])
-    starts = (None, eqx.if_array(0) if batched_problem else None, 0, 0, None)
-    batch = eqx.filter_vmap(_path(steps, every, observe), in_axes=starts)
+    batch = _over_starts(_path(steps, every, observe), batched_problem)
     batch = eqx.filter_vmap(batch, in_axes=(eqx.if_array(0), None, None, None, None))
     return _timed(batch, [(many, problem, x0, y0, jax.random.key(seed))])[0]
+
+
+def _over_starts(path: Callable[..., "_Path"], batched_problem: bool) -> Callable[..., "_Path"]:
+    axes = (None, eqx.if_array(0) if batched_problem else None, 0, 0, None)
+    return eqx.filter_vmap(path, in_axes=axes)
 
 
 def trace_each(

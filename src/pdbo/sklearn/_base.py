@@ -1,7 +1,7 @@
 """What the estimators share: parameters, splits, what is learned, and how it is shown."""
 
 import warnings
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -286,3 +286,14 @@ def raw_weights(fits: list[Fit], design: Design, outputs: int) -> tuple[np.ndarr
     weights = weights * design.scale[:, None]
     offsets = np.concatenate([fit.offsets for fit in fits]) - design.mean @ weights
     return weights, offsets
+
+
+def check_ratio(ratio: Any, zero: bool = True, one: bool = True) -> None:
+    """Raise if a share of L1 is out of its range; zero and one may be excluded."""
+    low, high = "[" if zero else "(", "]" if one else ")"
+    if ratio is None and one:
+        return
+    right = isinstance(ratio, Real) and not isinstance(ratio, bool) and 0 <= float(ratio) <= 1
+    if not right or (ratio == 0 and not zero) or (ratio == 1 and not one):
+        none = "None or " if one else ""
+        raise ValueError(f"l1_ratio must be {none}a number in {low}0, 1{high}, got {ratio!r}.")

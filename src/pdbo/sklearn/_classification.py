@@ -13,10 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from . import _fit
-from ._base import BilevelModel, Data, Splits, final, raw_weights
+from ._base import BilevelModel, Data, Splits, check_ratio, final, raw_weights
 from ._design import Matrix
 from ._penalties import LOGISTIC
-from ._regression import check_ratio
 from ._search import TUNE, VALIDATE, Model, Plan, Search, Table
 
 ROOM = 1_000_000  # weights in all splits together above which only one split is used

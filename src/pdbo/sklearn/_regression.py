@@ -1,6 +1,5 @@
 """Regression: squares, L1, elastic net and groups, with penalties that are learned."""
 
-from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,7 +8,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import validate_data
 
-from ._base import BilevelModel, Data, Learned, Splits, final, raw_weights
+from ._base import BilevelModel, Data, Learned, Splits, check_ratio, final, raw_weights
 from ._design import Design, Matrix, moments
 from ._fit import SQUARED, Penalty
 from ._learn import Parameters
@@ -19,6 +18,7 @@ class _Regressor(RegressorMixin, BilevelModel):
     """What the regressors share."""
 
     _kind: ClassVar[str]
+    l1_ratio: Any = None  # only some have it as a parameter
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class _Regressor(RegressorMixin, BilevelModel):
         return np.full(len(variance), np.sqrt(mean) if mean > 0 else 1.0)
 
     def _first(self, design: Design) -> list[Penalty]:
-        return self._bases(design, self._kind, 1, getattr(self, "l1_ratio", None))
+        return self._bases(design, self._kind, 1, self.l1_ratio)
 
     def _show(self, learned: Learned, design: Design, unit: float, total: float, dtype: Any):
         """Set `penalty_` and its like."""
@@ -566,14 +566,3 @@ class BilevelGroupLasso(_Regressor):
             (term.l1, term.group) if self.groups is not None else (r * term.l1, (1 - r) * term.l1)
         )
         self.penalty_, self.l1_penalty_ = (group * unit).astype(dtype), (l1 * unit).astype(dtype)
-
-
-def check_ratio(ratio: Any, zero: bool = True, one: bool = True) -> None:
-    """Raise if a share of L1 is out of its range; zero and one may be excluded."""
-    low, high = "[" if zero else "(", "]" if one else ")"
-    if ratio is None and one:
-        return
-    right = isinstance(ratio, Real) and not isinstance(ratio, bool) and 0 <= float(ratio) <= 1
-    if not right or (ratio == 0 and not zero) or (ratio == 1 and not one):
-        none = "None or " if one else ""
-        raise ValueError(f"l1_ratio must be {none}a number in {low}0, 1{high}, got {ratio!r}.")
