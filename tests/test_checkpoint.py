@@ -478,7 +478,15 @@ def test_handlers_are_put_back_and_those_of_others_left(tmp_path):
     assert signal.set_wakeup_fd(before) == before
 
 
-def test_a_signal_that_comes_too_late_is_passed_on(tmp_path):
+@pytest.fixture
+def heard():
+    """Ctrl-C as in a terminal: a job in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_that_comes_too_late_is_passed_on(heard, tmp_path):
     with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
         with CheckpointWriter(tmp_path, 0.0, cases.toy(), None, set()) as writer:
             signal.raise_signal(signal.SIGINT)

@@ -20,6 +20,7 @@ from pdbo.app import cli, folders, records, report, runner
 from pdbo.app.progress import Progress
 from pdbo.experiments import EXPERIMENTS, _views, load, rates
 from pdbo.experiments._results import Claim, Record
+from pdbo.problems import bolib
 
 DEFAULT = [name for name, experiment in EXPERIMENTS.items() if not experiment.by_name]
 CLAIM = Claim("It works.", "page 1", "a number", 1.0, "<", 2.0)
@@ -514,3 +515,26 @@ def test_scoreboard(monkeypatch, tmp_path):
     for panel in figure.panels:
         for curve in panel.curves:
             assert (np.diff(curve.y) >= 0).all() and curve.y[-1] <= 100
+
+
+def test_scoreboard_of_constraints(monkeypatch, tmp_path):
+    module = load("bolib")
+    monkeypatch.setattr(module, "QUICK", ("MitsosBarton2006Ex314",))
+    monkeypatch.setattr(module, "TRIES", 4)
+    record = runner.run(module, "bolib", 1, True, iter)
+    ours = [module.METHODS.index(m) for m in (module.SOLVE, module.MULTISTART)]
+    assert record["solved"][ours].all() and record["certified"][ours].all()
+    np.testing.assert_allclose(record["f"][ours], 1 / 4, atol=1e-3)
+    assert {c.sentence: c.held for c in record.claims}["No certificate is false."]
+    records.write(tmp_path, record)
+    report.build(tmp_path)
+    assert "MitsosBarton2006Ex314" in (tmp_path / "index.html").read_text()
+
+
+def test_a_point_is_judged_without_the_package():
+    module = load("bolib")
+    entry = bolib.get("MitsosBarton2006Ex314")  # f = (x - 1/4)^2 + y^2, g = y^3/3 - xy
+    at = lambda x, y: module.judge(entry, x, y)
+    assert at(0.25, 0.5)["solved"]
+    assert not at(0.25, 0.4)["valid"]  # not an inner minimum
+    assert at(1.0, 1.0)["valid"] and not at(1.0, 1.0)["solved"]

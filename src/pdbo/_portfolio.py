@@ -195,6 +195,8 @@ class Portfolio:
             if certificate.eps <= self.tol:
                 relaxed = self.solution(first._replace(certificate=certificate))
                 return self._confirmed(relaxed, float(run.scale), None)
+        if self._leaves_nothing(first):
+            return self.solution(first)
         return self._best(first, self._searched(self.search, first.run, until))
 
     def walk(self, begun: State, until: int, look_around: bool = True, keep: bool = True) -> Found:
@@ -275,6 +277,18 @@ class Portfolio:
     def alone(self, found: Found) -> bool:
         """Whether an exact solution is certified and nothing hints at another inner minimum."""
         return found.holds(self.tol) and self.single(found.facts)
+
+    def _leaves_nothing(self, found: Found) -> bool:
+        """Whether a search could find nothing better than an exact point that is not certified.
+
+        It could not if f is smooth along the one inner minimum, and x and y have too many entries
+        to look for other valleys of f. Such a run ends where f is flat, often far away.
+        """
+        path, facts = found.run.solver_state.path, found.facts
+        if facts is None or path.x.size + path.y.size <= SMALL:
+            return False
+        smooth = isinstance(self.problem.y_set, Free) and facts.unique and facts.valleys == 1
+        return smooth and facts.inner_left <= self.tol
 
     def single(self, facts: Facts | None) -> bool:
         """Whether g has one valley, and one minimum or a free Y to move in along its minima."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg.lapack import dpotrf, dpotrs  # type: ignore
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit
 
 from ..exact.prox import Kinks, minimise_quadratic
 from ._design import Design
@@ -34,23 +34,39 @@ class Loss(NamedTuple):
     quadratic: bool = False
 
 
+def _exponentials(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The largest score of each row, the exponentials of what the others lack, and their sum.
+
+    SciPy's functions check so much that a small fit spends half of its time in them.
+    """
+    peak = scores.max(axis=1, keepdims=True)
+    powers = np.exp(scores - peak)
+    return peak, powers, powers.sum(axis=1, keepdims=True)
+
+
+def _shares(scores: np.ndarray) -> np.ndarray:
+    _, powers, total = _exponentials(scores)
+    return powers / total
+
+
 def _logistic_rows(scores: np.ndarray, target: np.ndarray) -> np.ndarray:
     if scores.shape[1] == 1:
         return np.logaddexp(0, scores[:, 0]) - target * scores[:, 0]
-    return logsumexp(scores, axis=1) - scores[np.arange(len(target)), target]
+    peak, _, total = _exponentials(scores)
+    return peak[:, 0] + np.log(total[:, 0]) - scores[np.arange(len(target)), target]
 
 
 def _logistic_slope(scores: np.ndarray, target: np.ndarray) -> np.ndarray:
     if scores.shape[1] == 1:
         return expit(scores) - target[:, None]
-    return softmax(scores, axis=1) - np.eye(scores.shape[1])[target]
+    return _shares(scores) - np.eye(scores.shape[1])[target]
 
 
 def _logistic_bend(scores: np.ndarray) -> np.ndarray:
     if scores.shape[1] == 1:
         p = expit(scores)
         return (p * (1 - p))[:, :, None]
-    p = softmax(scores, axis=1)
+    p = _shares(scores)
     return p[:, :, None] * (np.eye(p.shape[1]) - p[:, None, :])
 
 
@@ -213,13 +229,12 @@ class Models:
         product = (Z.T @ rows)[again, place]
         bend = task.train[:, None, None] * self.loss.bend(fit.scores)
         H = np.empty((len(again), len(again)))
+        at = [np.flatnonzero(place == a) for a in range(outputs)]
         for a in range(outputs):
             for b in range(a, outputs):
-                at, bt = place == a, place == b
-                block = (Z.T * bend[:, a, b]) @ Z
-                block = block[np.ix_(again[at], again[bt])]
-                H[np.ix_(at, bt)] = block
-                H[np.ix_(bt, at)] = block.T
+                block = ((Z.T * bend[:, a, b]) @ Z)[again[at[a]][:, None], again[at[b]]]
+                H[at[a][:, None], at[b]] = block
+                H[at[b][:, None], at[a]] = block.T
         if outputs > 1 and self.intercept:  # a constant added to all offsets changes nothing
             H[-outputs:, -outputs:] += 1.0
         return H, product
