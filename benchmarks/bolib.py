@@ -83,6 +83,20 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
     return table
 
 
+def figures(record: dict[str, Any]) -> str:
+    """Its table in docs/results.md."""
+    lines = ["| problems | `solve` solves | `multistart` solves | certified | falsely | CPU s |"]
+    lines.append("|---" * 6 + "|")
+    table = record["results"]["summary"]
+    for group in dict.fromkeys(name.rpartition(", ")[0] for name in table):
+        single, many = (table[f"{group}, {how}"] for how in ("solve", "multistart"))
+        solved = (f"{part['solved']} of {part['with a value']}" for part in (single, many))
+        pairs = (f"{single[k]} / {many[k]}" for k in ("certified", "false"))
+        cpu = f"{single['median cpu']:.1f} / {many['median cpu']:.1f}"
+        lines.append("| " + " | ".join([group, *solved, *pairs, cpu]) + " |")
+    return "\n".join(lines)
+
+
 def main(names: list[str]) -> None:
     """Run some problems, or all and write the record."""
     results: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """The default solver against truths of its own: exact, certified, quick, and never wrongly sure.
 
 Run as `python -m benchmarks.default`, or with the names of some families: quadratics, nullspaces,
-scaling, games, first, adversarial, call. Every problem is drawn from a seed and has a truth that
-pdbo does not compute: a closed form, or a search by SciPy or NumPy. The record of each family is
-written to benchmarks/records/default.json.
+scaling, games, first, adversarial, call, workloads. Every problem is drawn from a seed and has a
+truth that pdbo does not compute: a closed form, or a search by SciPy or NumPy. The record of each
+family is written to benchmarks/records/default.json.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import numpy as np
 
 import pdbo
 
-from . import adversarial, first_call, first_problems
+from . import adversarial, first_call, first_problems, untuned
 from .first_problems import Case, apart, flat
 from .record import FOLDER, write
 
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
         solution: the solution, None if there is none.
         ok: whether it is certified.
         result: the result code, or the error's name.
-        seconds: what the call took.
+        seconds: of the processor, that the call took.
     """
 
     solution: Any
@@ -69,7 +69,7 @@ def alarm(seconds: int) -> Iterator[None]:
 
 def attempt(problem: pdbo.Problem, x0: Any, y0: Any) -> Outcome:
     """Solve with the defaults; errors become results."""
-    began = time.perf_counter()
+    began = time.process_time()
     solution, ok = None, False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,7 +79,7 @@ def attempt(problem: pdbo.Problem, x0: Any, y0: Any) -> Outcome:
                 ok, result = bool(solution.ok), solution.result.name
         except Exception as error:
             result = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return Outcome(solution, ok, result, time.perf_counter() - began)
+    return Outcome(solution, ok, result, time.process_time() - began)
 
 
 def session(double: bool) -> Any:
@@ -193,7 +193,7 @@ def nullspaces(count: int = 10) -> dict[str, Any]:
     """Null spaces of half the dimension of y, in a 64-bit and a default session."""
     results = {}
     for double in (False, True):
-        for ny in (10, 100, 400):
+        for ny in (10, 100, 400, 1000):
             rows = []
             with session(double):
                 for seed in range(count):
@@ -519,6 +519,7 @@ def _show(name: str, numbers: dict[str, Any]) -> None:
 FAMILIES = {
     "quadratics": quadratics, "nullspaces": nullspaces, "scaling": scaling, "games": games,
     "first": first, "adversarial": adverse, "call": first_call.measured,
+    "workloads": untuned.measured,
 }  # fmt: skip
 
 
@@ -527,9 +528,9 @@ def main() -> None:
     path = FOLDER / "default.json"
     results = json.loads(path.read_text())["results"] if path.exists() else {}
     for name in sys.argv[1:] or list(FAMILIES):
-        began = time.perf_counter()
+        began = time.process_time()
         found = FAMILIES[name]()
-        results[name] = found | {"seconds": round(time.perf_counter() - began)}
+        results[name] = found | {"seconds": round(time.process_time() - began)}
         summary = {k: v for k, v in results[name].items() if k != "cases"}
         print(name, json.dumps(summary, indent=1), flush=True)
         settings = {"seed": SEED, "limit": LIMIT, "wrong": WRONG, "solve": "defaults"}

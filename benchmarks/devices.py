@@ -1,9 +1,9 @@
 """Many devices and many processes: agreement, a lost process, cost per iteration, bytes sent.
 
 Run as `python -m benchmarks.devices`, or with some of the parts `agreement loss cost sent`. The
-results are written to benchmarks/records/devices.json, and docs/scaling.md and docs/scaling.png are
-written again from them. All sockets are on loopback. On a busy machine collectives wait for threads
-that wait for a core: measure on a quiet one.
+results are written to benchmarks/records/devices.json, and its tables in docs/results.md and
+docs/scaling.png are written again from them. All sockets are on loopback. On a busy machine
+collectives wait for threads that wait for a core: measure on a quiet one.
 """
 
 import importlib
@@ -29,11 +29,11 @@ import pdbo
 from pdbo.linear import cross_entropy, penalty
 
 from .communication import communication
+from .readme import tables
 from .record import FOLDER, write
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = FOLDER / "devices.json"
-MARKS = ("<!-- figures: python -m benchmarks.devices -->", "<!-- end of figures -->")
 DEVICES, PROCESSES = (1, 2, 4, 8), (2, 3, 4)
 HEARTBEAT = 10.0  # seconds without a sign of life after which a process counts as lost
 HOSTS = 64  # for the column of bytes sent per host
@@ -339,7 +339,7 @@ PARTS: dict[str, Callable[[], Any]] = {
 
 
 def figures(record: dict[str, Any]) -> str:
-    """The tables of docs/scaling.md."""
+    """Its tables in docs/results.md."""
     results, lines = record["results"], []
     about = f"{record['platform']}, JAX {record['versions']['jax']}"
     lines += [f"Measured on {about}.", "", "| compared with one device | largest difference |"]
@@ -370,6 +370,7 @@ def figures(record: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {row['variables']:,} | {row['operations']} | {row['sent']:,.0f} |"
         )
+    lines += ["", "![Cost per iteration against rows and against devices](scaling.png)"]
     return "\n".join(lines)
 
 
@@ -429,14 +430,9 @@ def main(wanted: list[str]) -> None:
 
 
 def page() -> None:
-    """docs/scaling.md and docs/scaling.png from the record."""
-    record = json.loads(RECORD.read_text())
-    draw(record, ROOT / "docs" / "scaling.png")
-    path = ROOT / "docs" / "scaling.md"
-    pattern = re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1])
-    picture = "![Cost per iteration against rows and against devices](scaling.png)"
-    text = "\n".join((MARKS[0], figures(record), "", picture, MARKS[1]))
-    path.write_text(re.sub(pattern, lambda _: text, path.read_text(), flags=re.S))
+    """Its tables in docs/results.md, and docs/scaling.png, from the record."""
+    draw(json.loads(RECORD.read_text()), ROOT / "docs" / "scaling.png")
+    tables()
 
 
 if __name__ == "__main__":

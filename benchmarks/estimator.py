@@ -131,7 +131,7 @@ def solvers(seconds: float = 5.0) -> dict[str, Any]:
     held = search.roles == 2
     problem = search.problem((search.roles == 0), held)
     search.validation = problem.data.held
-    x0, w0 = search.start(None)
+    x0, w0 = search.start()
 
     def loss(x: Any) -> float:
         """The held-out loss of penalties, with weights fitted again."""

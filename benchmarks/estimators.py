@@ -1,18 +1,22 @@
 """The estimators with L1 and groups against models with cross-validated penalties, same data.
 
-Run as `python -m benchmarks.estimators sparse`, `real` or both without a name; a number after the
-name is the number of seeds. Each is written to benchmarks/records/estimators-NAME.json. skglm
-takes part if it is installed. Seconds are
-processor time: set OPENBLAS_NUM_THREADS=1.
+Run as `python -m benchmarks.estimators sparse`, `held_out`, `real`, `by_solve` or all without a
+name; a number after the name is the number of seeds. Each is written to
+benchmarks/records/estimators-NAME.json. skglm and celer take part if they are installed. Seconds
+are processor time: set OPENBLAS_NUM_THREADS=1. Constants of the estimators were chosen with random
+seeds below 1000.
 """
 
+import contextlib
 import inspect
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from sklearn.datasets import (
     load_breast_cancer,
@@ -32,16 +36,20 @@ from sklearn.model_selection import GridSearchCV, KFold, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import pdbo
 from pdbo.sklearn import (
     BilevelElasticNet,
     BilevelGroupLasso,
     BilevelLasso,
     BilevelLogisticRegression,
     BilevelRidge,
+    _certificate,
 )
 
 from .record import write
 
+FIRST = 1000  # the first random seed of artificial data
+SLOW = 5  # data sets of each setting on which slow models are measured
 TEST = 1000  # test samples of artificial data
 GROUP = 20  # features in a group
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -102,38 +110,45 @@ def _folds(seed: int) -> KFold:
     return KFold(5, shuffle=True, random_state=seed)
 
 
-def models(title: str, features: int, seed: int) -> dict[str, Any]:
-    """The models to compare; only some of them if there are more than 600 features."""
-    cv = _folds(seed)
+def models(title: str, X: np.ndarray, y: np.ndarray, cv: Any) -> dict[str, Any]:
+    """The models of the first round; all use the same splits."""
     chosen: dict[str, Any] = {
         "BilevelLasso": BilevelLasso(cv=cv),
         "LassoCV": LassoCV(cv=cv, max_iter=5000),
-        "ElasticNetCV": ElasticNetCV(cv=cv, l1_ratio=[0.1, 0.5, 0.9, 1.0], max_iter=5000),
     }
-    if features <= 600:
-        chosen["BilevelElasticNet"] = BilevelElasticNet(cv=cv)
-        chosen["BilevelRidge"] = BilevelRidge(cv=cv)
-        chosen["ARDRegression"] = ARDRegression()
     if "groups" in title:
-        chosen["BilevelGroupLasso"] = BilevelGroupLasso(groups=np.arange(features) // GROUP, cv=cv)
+        labels = np.arange(X.shape[1]) // GROUP
+        chosen["BilevelGroupLasso"] = BilevelGroupLasso(groups=labels, cv=cv)
+    with contextlib.suppress(ImportError):
+        import skglm  # type: ignore
+
+        chosen["skglm MCP"] = _over_grid(skglm.MCPRegression(), X, y, cv)
     return chosen
 
 
-def guests(X: np.ndarray, y: np.ndarray, cv: KFold) -> dict[str, Any]:
-    """Models of skglm with a penalty from a grid, if it is installed."""
-    if X.shape[1] > 600:
-        return {}
-    try:
-        import skglm  # type: ignore
-    except ImportError:
-        return {}
-    top = np.max(np.abs((X - X.mean(0)).T @ (y - y.mean()))) / len(y)
-    kinds: dict[str, Any] = {"Lasso": skglm.Lasso(), "MCPRegression": skglm.MCPRegression()}
-    grid = {"alpha": top * np.logspace(0, -2.5, 20)}
-    return {
-        f"skglm {name}, grid": GridSearchCV(m, grid, cv=cv, scoring="neg_mean_squared_error")
-        for name, m in kinds.items()
+def slow_models(title: str, X: np.ndarray, y: np.ndarray, cv: Any) -> dict[str, Any]:
+    """The models of the second round, which take longer, or find what LassoCV finds."""
+    ratios = [0.1, 0.5, 0.9, 1.0]
+    chosen: dict[str, Any] = {
+        "BilevelElasticNet": BilevelElasticNet(cv=cv),
+        "BilevelRidge": BilevelRidge(cv=cv),
+        "ElasticNetCV": ElasticNetCV(cv=cv, l1_ratio=ratios, max_iter=5000),
+        "ARDRegression": ARDRegression(),
     }
+    with contextlib.suppress(ImportError):
+        import celer  # type: ignore
+
+        chosen["celer Lasso"] = _over_grid(celer.Lasso(), X, y, cv)
+        if "groups" in title:
+            chosen["celer GroupLasso"] = _over_grid(celer.GroupLasso(groups=GROUP), X, y, cv)
+    return chosen
+
+
+def _over_grid(model: Any, X: np.ndarray, y: np.ndarray, cv: Any) -> Any:
+    """The model with the penalty of twenty that cross-validation prefers."""
+    top = np.max(np.abs((X - X.mean(0)).T @ (y - y.mean()))) / len(y)
+    grid = {"alpha": top * np.logspace(0, -2.5, 20)}
+    return GridSearchCV(model, grid, cv=cv, scoring="neg_mean_squared_error")
 
 
 def _timed(model: Any, X: np.ndarray, y: np.ndarray) -> float:
@@ -144,55 +159,83 @@ def _timed(model: Any, X: np.ndarray, y: np.ndarray) -> float:
     return time.process_time() - start
 
 
-def sparse(seeds: int = 10) -> dict[str, Any]:
-    """Mean squared errors on test samples of artificial data with few features that matter."""
-    results: dict[str, Any] = {}
-    for title, make in SETTINGS.items():
-        errors: dict[str, list[float]] = {}
-        seconds: dict[str, list[float]] = {}
-        for seed in range(seeds):
-            X, y, T, u = make(seed)
-            chosen = models(title, X.shape[1], seed) | guests(X, y, _folds(seed))
-            for name, model in chosen.items():
-                spent = _timed(model, X, y)
-                if not seed and "skglm" in name:
-                    spent = _timed(model, X, y)  # the first fit compiles
-                seconds.setdefault(name, []).append(spent)
-                errors.setdefault(name, []).append(float(np.mean((u - model.predict(T)) ** 2)))
-        results[title] = _summary(errors, seconds)
-        print(title, results[title], flush=True)
-    return results
+def sparse(seeds: int = 20) -> Iterator[dict[str, Any]]:
+    """Errors on test samples of artificial data with few features that matter; five folds."""
+    return _compared(list(SETTINGS), _folds, seeds)
+
+
+def held_out(seeds: int = 20) -> Iterator[dict[str, Any]]:
+    """The same with 100 samples that train and 100 that validate, as papers have it."""
+    split = [(np.arange(100), np.arange(100, 200))]
+    titles = ["sparse groups, p = 600", "correlated, p = 2500"]
+    return _compared(titles, lambda seed: split, seeds)
+
+
+def _compared(
+    titles: list[str], splits: Callable[[int], Any], seeds: int
+) -> Iterator[dict[str, Any]]:
+    """Every model on data with every seed; the results so far after each of them."""
+    errors: dict[str, dict[str, list[float]]] = {title: {} for title in titles}
+    seconds: dict[str, dict[str, list[float]]] = {title: {} for title in titles}
+    rounds = [(models, seed) for seed in range(FIRST, FIRST + seeds)]
+    rounds += [(slow_models, seed) for seed in range(FIRST, FIRST + min(seeds, SLOW))]
+    for choose, seed in rounds:
+        for title in titles:
+            X, y, T, u = SETTINGS[title](seed)
+            for name, model in choose(title, X, y, splits(seed)).items():
+                seconds[title].setdefault(name, []).append(_timed(model, X, y))
+                error = float(np.mean((u - model.predict(T)) ** 2))
+                errors[title].setdefault(name, []).append(error)
+        if seed > FIRST or choose is slow_models:
+            yield {title: _summary(errors[title], seconds[title]) for title in titles}
 
 
 def _summary(errors: dict[str, list[float]], seconds: dict[str, list[float]]) -> dict[str, Any]:
-    reference = np.array(next(v for k, v in errors.items() if k in ("LassoCV", "RidgeCV")))
-    return {
-        name: {
-            "error": float(np.mean(values)),
-            "standard_error": float(np.std(values, ddof=1) / len(values) ** 0.5),
-            "relative_to_reference": float(np.mean(np.array(values) / reference)),
+    """Means, ratios to every rival on the same data, and seconds: the first fit may compile."""
+    table: dict[str, Any] = {}
+    for name, values in errors.items():
+        table[name] = {
+            **_mean(values),
+            "data_sets": len(values),
+            "relative_to_LassoCV": _ratio(values, errors["LassoCV"]),
+            "first_seconds": seconds[name][0],
             "median_seconds": float(np.median(seconds[name])),
+            "errors": [float(f"{v:.5g}") for v in values],
         }
-        for name, values in errors.items()
-    }
+        if name.startswith("Bilevel"):
+            rivals = {k: v for k, v in errors.items() if not k.startswith("Bilevel")}
+            table[name]["relative_to"] = {k: _ratio(values, v) for k, v in rivals.items()}
+    return table
 
 
-def real(seeds: int = 10) -> dict[str, Any]:
+def _ratio(values: list[float], rival: list[float]) -> dict[str, float | None]:
+    """The ratio of errors, mean over the data sets that both have."""
+    count = min(len(values), len(rival))
+    return _mean(np.array(values[:count]) / np.array(rival[:count]))
+
+
+def _mean(values: Any) -> dict[str, float | None]:
+    """Mean and standard error."""
+    values = np.asarray(values)
+    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+    return {"mean": float(np.mean(values)), "standard_error": error}
+
+
+def real(seeds: int = 20) -> Iterator[dict[str, Any]]:
     """scikit-learn's own data, standardised; a quarter of the samples tests."""
     results: dict[str, Any] = {}
-    X, y = load_diabetes(return_X_y=True)
     wine = load_wine().data
     for title, (A, b) in {
-        "diabetes": (X, y),
+        "diabetes": load_diabetes(return_X_y=True),
         "wine, alcohol from the others": (wine[:, 1:], wine[:, 0]),
     }.items():
         results[title] = _real(title, A, b, _regressors, seeds)
+        yield results
     for title, load in {
         "wine": load_wine, "breast cancer": load_breast_cancer, "digits": load_digits,
     }.items():  # fmt: skip
-        few = min(seeds, 3) if title == "digits" else seeds
-        results[title] = _real(title, *load(return_X_y=True), _classifiers, few)
-    return results
+        results[title] = _real(title, *load(return_X_y=True), _classifiers, seeds)
+        yield results
 
 
 def _regressors(title: str, seed: int) -> dict[str, Any]:
@@ -227,7 +270,7 @@ def _real(title: str, X: Any, y: Any, choose: Callable[..., Any], seeds: int) ->
     classify = choose is _classifiers
     errors: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
-    for seed in range(seeds):
+    for seed in range(FIRST, FIRST + seeds):
         parts = train_test_split(
             X, y, test_size=0.25, random_state=seed, stratify=y if classify else None
         )
@@ -237,21 +280,53 @@ def _real(title: str, X: Any, y: Any, choose: Callable[..., Any], seeds: int) ->
             found = pipe.predict(parts[1])
             wrong = found != parts[3] if classify else (found - parts[3]) ** 2
             errors.setdefault(name, []).append(float(np.mean(wrong)))
-    table = {
-        name: {
-            "error": float(np.mean(values)),
-            "standard_error": float(np.std(values, ddof=1) / len(values) ** 0.5),
+    rivals = {k: np.array(v) for k, v in errors.items() if not k.startswith("Bilevel")}
+    table = {}
+    for name, values in errors.items():
+        table[name] = _mean(values) | {
+            "first_seconds": seconds[name][0],
             "median_seconds": float(np.median(seconds[name])),
         }
-        for name, values in errors.items()
-    } | {"splits": seeds}
-    print(title, table, flush=True)
+        if name not in rivals:
+            table[name]["above"] = {k: _mean(np.array(values) - v) for k, v in rivals.items()}
     return table
+
+
+def by_solve(seeds: int = 1) -> Iterator[dict[str, Any]]:
+    """The level that `pdbo.solve` finds for the problem that an estimator has solved.
+
+    It starts at e times the estimator's level, and at weights of zero. All penalties share it.
+    """
+    results: dict[str, Any] = {}
+    X, y = load_diabetes(return_X_y=True)
+    A, b = regression(FIRST)[:2]
+    for title, model, data in (
+        ("BilevelRidge, diabetes", BilevelRidge("scalar", random_state=0), (X, y)),
+        ("BilevelLasso, diabetes", BilevelLasso("scalar", random_state=0), (X, y)),
+        ("BilevelLasso, make_regression", BilevelLasso(random_state=0), (A, b)),
+    ):
+        _timed(model, *data)
+        results[title] = {"fit_seconds": _timed(model, *data)}
+        with jax.enable_x64(True):
+            built = _certificate.problem(model._learned)
+            assert built is not None
+            problem, x, weights = built
+            for call in ("first", "second"):
+                start = time.process_time()
+                sol = pdbo.solve(problem, x + 1.0, jax.tree.map(jnp.zeros_like, weights))
+                results[title][f"{call}_solve_seconds"] = time.process_time() - start
+            results[title] |= {
+                "held_out_loss": float(problem.outer(x, weights)),
+                "held_out_loss_by_solve": float(sol.f),
+                "level_by_solve_minus_ours": float(sol.x),
+                "ok": bool(sol.ok),
+            }
+        yield results
 
 
 def main() -> None:
     """Measure the parts named, or all, and write the records."""
-    parts = {"sparse": sparse, "real": real}
+    parts = {"sparse": sparse, "held_out": held_out, "real": real, "by_solve": by_solve}
     words = sys.argv[1:]
     seeds = [int(w) for w in words if w.isdigit()]
     for name in [w for w in words if not w.isdigit()] or parts:
@@ -259,7 +334,8 @@ def main() -> None:
             sys.exit(f"no such part: {name}; choose from {', '.join(parts)}.")
         settings = {k: p.default for k, p in inspect.signature(parts[name]).parameters.items()}
         settings |= {"seeds": seeds[0]} if seeds else {}
-        print("written to", write(f"estimators-{name}", settings, parts[name](**settings)))
+        for found in parts[name](**settings):
+            print("written to", write(f"estimators-{name}", settings, found), flush=True)
 
 
 if __name__ == "__main__":

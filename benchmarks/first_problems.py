@@ -553,6 +553,7 @@ def _constrained() -> list[Case]:
     add("control of a heated rod", lambda x, y: 0.5 * jnp.sum((y - bump) ** 2)
         + 0.5e-4 * jnp.sum(x**2), lambda x, y: 0.5 * y @ (K @ y) - y @ (L @ x),
         np.zeros(5, np.float32), np.zeros(n, np.float32), (best, G @ best))  # fmt: skip
+    found += _rods()
     g = lambda x, y: 0.5 * y @ (K @ y) + 0.25 * jnp.sum(y**4) - y @ (L @ x)
     found.append(Case(
         "control of a nonlinear rod",
@@ -572,6 +573,27 @@ def _constrained() -> list[Case]:
         + 0.1 * x[0] ** 2, lambda x, y: (y[0] - x[0]) ** 2 + jnp.sum((y[1] - x[1]) ** 2),
         [0.0, zero], [0.0, zero], ([1 / 1.1, [-1.0, -1.0]], [1 / 1.1, [-1.0, -1.0]]))  # fmt: skip
     return found
+
+
+def _rods() -> list[Case]:
+    """A long rod, with a matrix of condition 4e4."""
+    n = 800
+    t = np.linspace(0, 1, n)
+    L = np.stack([np.ones(n), t, np.sin(9 * t)], axis=1)
+    G = np.linalg.solve((2 + 1e-4) * np.eye(n) - np.eye(n, k=1) - np.eye(n, k=-1), L)
+    size = np.max(np.abs(G))
+    wanted, weak = size * np.sin(3 * t), np.sqrt(1e-3) * size * np.eye(3)
+    best = np.linalg.lstsq(np.r_[G, weak], np.r_[wanted, np.zeros(3)], rcond=None)[0]
+
+    def f(x: Any, y: Any) -> Any:
+        return jnp.mean(((y - wanted) / size) ** 2) + 1e-3 / n * jnp.sum(x**2)
+
+    def g(x: Any, y: Any) -> Any:
+        bend = jnp.diff(y, prepend=0.0, append=0.0)
+        return 0.5 * jnp.sum(bend**2) + 0.5e-4 * jnp.sum(y**2) - y @ (L @ x)
+
+    start = np.zeros(3, np.float32), np.zeros(n, np.float32)
+    return [Case("control of a rod of 800 points", f, g, *start, ((best, G @ best),))]
 
 
 def cases() -> list[Case]:

@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 
 import pdbo
+from pdbo._driver import take_steps
+from pdbo._solution import State
 from pdbo.solvers import BatchPDBO
 from pdbo.solvers._batch_pdbo import RATES, TRIAL
 from pdbo.solvers._streamed import Streamed
@@ -79,7 +81,9 @@ def main() -> None:
     )  # fmt: skip
 
     def steps(problem: Any, state: Any, count: jax.Array) -> Any:
-        return lax.fori_loop(0, count, lambda _, s: solver.step(problem, s), state)
+        zero = jnp.zeros((), jnp.int32)
+        run = State(solver, state, zero, jnp.ones(()))
+        return take_steps(problem, run, count).solver_state
 
     def gradients(problem: Any, state: Any, count: jax.Array) -> Any:
         """The three gradients of a step, on the batches it would draw, and nothing else."""

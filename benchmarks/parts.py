@@ -1,11 +1,13 @@
 """x and y split over devices: bytes per unknown, and the cost per iteration beside a model.
 
 Run as `python -m benchmarks.parts`, or with some of the parts `memory scaling`. The results are
-written to benchmarks/records/parts.json, and the tables of docs/scaling.md again from them.
+written to benchmarks/records/parts.json, and tables of docs/results.md and docs/parts.png again
+from them. Devices share the cores of this machine, so what scales is measured as processor time per
+device: what a device with a core of its own is busy for.
 """
 
 import json
-import re
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -25,15 +27,15 @@ from pdbo.linear import SparseMatrix
 
 from .communication import counted
 from .devices import ROOT, call
-from .record import FOLDER, median_seconds, write
+from .readme import tables
+from .record import FOLDER, write
 
 RECORD = FOLDER / "parts.json"
-MARKS = ("<!-- parts: python -m benchmarks.parts -->", "<!-- end of parts -->")
 DEVICES = (1, 2, 4, 8)
-FAR = (16, 64)  # devices for which the model is extrapolated
+FAR = (16, 32, 64)  # devices for which the model is extrapolated
 UNKNOWNS = 2**16  # entries of x, and of y, for the memory
 WORK = 4  # arrays beside the states: the gradients of f and g in x and y
-STRONG, WEAK, ROWS = 2**18, 2**15, 16  # entries of x in all, or per device; rows of data
+STRONG, WEAK, ROWS = 2**19, 2**16, 16  # entries of x in all, or per device; rows of data
 
 
 def problem(size: int, split: bool) -> pdbo.Problem:
@@ -118,25 +120,32 @@ def bytes_per_nonzero(rows: int = 1000, columns: int = 2000) -> dict[str, float]
 # Cost
 
 
+def timed(call: Callable[[], Any], turns: int, repeats: int) -> tuple[float, float]:
+    """Seconds per turn, and processor seconds per turn and device: the least of some repeats."""
+    found = []
+    for _ in range(repeats):
+        began, busy = time.perf_counter(), time.process_time()
+        jax.block_until_ready(call())
+        found.append((time.perf_counter() - began, time.process_time() - busy))
+    seconds, busy = (min(column) / turns for column in zip(*found, strict=True))
+    return seconds, busy / jax.device_count()
+
+
 def iteration(size: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Seconds per PDBO iteration on all devices, what it sends, and what one such sum takes."""
+    """The cost of a PDBO iteration on all devices, how often it sums, and the cost of a sum."""
     given = problem(size, jax.device_count() > 1)
     state, _, run = program(given, size, pdbo.PDBO())
     count = jnp.asarray(steps)
     compiled = run.lower(given, state, count).compile()
     jax.block_until_ready(compiled(given, state, count))
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        jax.block_until_ready(compiled(given, state, count))
-        times.append((time.perf_counter() - began) / steps)
-    sent = counted(compiled.compiled.as_text())
-    sums = sum(sent.operations.values())
-    return {"seconds": min(times), "sums": sums, "sum": one_sum(steps) if sums else 0.0}
+    seconds, processor = timed(lambda: compiled(given, state, count), steps, repeats)
+    sums = sum(counted(compiled.compiled.as_text()).operations.values())
+    found = {"seconds": seconds, "processor": processor, "sums": sums}
+    return found | ({"sum": one_sum(10 * steps, repeats)} if sums else {})
 
 
-def one_sum(turns: int) -> float:
-    """Seconds of one sum over devices of as many numbers as there are rows."""
+def one_sum(turns: int, repeats: int) -> float:
+    """Processor seconds per device of a sum over devices of as many numbers as there are rows."""
     mesh = jax.make_mesh((jax.device_count(),), ("all",))
     spec = jax.sharding.NamedSharding(mesh, PartitionSpec("all"))
     block = jax.device_put(np.ones((jax.device_count(), ROWS), np.float32), spec)
@@ -146,10 +155,10 @@ def one_sum(turns: int) -> float:
         return jax.lax.fori_loop(0, count, lambda _, b: b * 0 + jnp.sum(b, 0) / len(b), block)
 
     jax.block_until_ready(loop(block, 1))
-    return median_seconds(lambda: loop(block, 10 * turns), 3) / (10 * turns)
+    return timed(lambda: loop(block, turns), turns, repeats)[1]
 
 
-def scaling(steps: int = 20, repeats: int = 5) -> dict[str, Any]:
+def scaling(steps: int = 10, repeats: int = 5) -> dict[str, Any]:
     """Strong and weak scaling; one thread per device."""
     place = "benchmarks.parts:iteration"
     return {
@@ -158,24 +167,30 @@ def scaling(steps: int = 20, repeats: int = 5) -> dict[str, Any]:
     }
 
 
-def predicted(row: dict[str, Any], kind: str, devices: int, cores: int) -> float:
-    """Seconds by the model: the work of one device over the cores at hand, and its sums.
+def cost_of_a_sum(scaling: dict[str, Any]) -> tuple[float, float]:
+    """a and b so that a sum over d devices costs about a + b log2 d."""
+    rows = [(int(k), row["sum"]) for kind in scaling.values() for k, row in kind.items()
+            if "sum" in row]  # fmt: skip
+    devices, seconds = np.asarray(rows).T
+    b, a = np.polyfit(np.log2(devices), seconds, 1)
+    return float(a), float(b)
 
-    A sum is as long as the longest measured one, beyond the devices measured as well, and there
-    each device has a core.
-    """
-    measured = {int(k): v for k, v in row.items()}
-    known = measured[min(devices, max(measured))]
-    hands = devices if devices > max(measured) else min(devices, cores)
-    work = measured[1]["seconds"] * (devices if kind == "weak" else 1) / hands
-    return work + known["sums"] * known["sum"]
+
+def predicted(scaling: dict[str, Any], kind: str, devices: int) -> float:
+    """Processor seconds per device by the model: its share of the work, and its sums."""
+    row = scaling[kind]
+    work = row["1"]["processor"] / (devices if kind == "strong" else 1)
+    if devices == 1:
+        return work
+    a, b = cost_of_a_sum(scaling)
+    return work + row[str(max(DEVICES))]["sums"] * (a + b * float(np.log2(devices)))
 
 
 # Record and page
 
 
 def figures(record: dict[str, Any]) -> str:
-    """The tables of docs/scaling.md."""
+    """Its tables in docs/results.md."""
     memory, scaling = record["results"]["memory"], record["results"]["scaling"]
     one, many = (memory["solvers"][str(k)] for k in (1, max(DEVICES)))
     lines = ["| bytes per unknown | state | predicted | one device | eight devices together |"]
@@ -187,32 +202,73 @@ def figures(record: dict[str, Any]) -> str:
     sparse = memory["sparse"]
     lines += ["", f"A non-zero of a `SparseMatrix` takes {sparse['measured']:.1f} bytes on a CPU "
               f"(predicted {sparse['predicted']:.1f}): value, column and row, twice."]  # fmt: skip
-    cores = int(record["platform"].split(", ")[1].split()[0])
     shown = [*DEVICES, *FAR]
     lines += ["", "| ms per iteration, devices | " + " | ".join(map(str, shown)) + " |"]
     lines += ["|---|" + "---|" * len(shown)]
+    cores = int(record["platform"].split(", ")[1].split()[0])
     for kind, row in scaling.items():
-        cells = [f"{1e3 * row[str(k)]['seconds']:.2f}" for k in DEVICES]
+        cells = [f"{1e3 * row[str(k)]['processor']:.2f}" for k in DEVICES]
         lines.append(f"| {kind}, measured | " + " | ".join([*cells, *[""] * len(FAR)]) + " |")
-        cells = [f"{1e3 * predicted(row, kind, k, cores):.2f}" for k in shown]
+        cells = [f"{1e3 * predicted(scaling, kind, k):.2f}" for k in shown]
         far = [f"*{cell}*" if k in FAR else cell for k, cell in zip(shown, cells, strict=True)]
         lines.append(f"| {kind}, model | " + " | ".join(far) + " |")
-    lines += ["", f"Strong scaling splits {STRONG:,} entries of x and as many of y, weak scaling "
-              f"gives each device {WEAK:,}; the data have {ROWS} rows. *Extrapolated* figures are "
-              "in italics: they assume a core for each device and sums as long as those of eight "
-              "devices."]  # fmt: skip
+    a, b = cost_of_a_sum(scaling)
+    sums = scaling["strong"][str(max(DEVICES))]["sums"]
+    text = (
+        f"Strong scaling splits {STRONG:,} entries of x and as many of y, weak scaling gives each "
+        f"device {WEAK:,}; the data have {ROWS} rows. Measured is processor time per device, what "
+        "a device with a core of its own is busy for. Here they share the caches of "
+        f"{cores} cores, which lifts weak scaling: the work of one device fits a cache, that of "
+        f"all does not. The model is one device's work over the devices plus {sums} sums, each "
+        f"{1e6 * a:.0f} µs + {1e6 * b:.0f} µs × log₂ of the devices, fitted to sums alone on 2 to "
+        f"{max(DEVICES)} devices. *Extrapolated* figures are in italics. Between hosts "
+        "[the network](scaling.md#a-plan-for-64-hosts) comes on top."
+    )
+    picture = "![Strong and weak scaling with x and y split, measured and by the model](parts.png)"
+    lines += ["", text, "", picture]
     return "\n".join(lines)
+
+
+def draw(record: dict[str, Any], path: pathlib.Path) -> None:
+    """Strong and weak scaling, measured and by the model, which goes on to more devices."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    scaling = record["results"]["scaling"]
+    panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")[1]
+    near, far = list(DEVICES), [max(DEVICES), *FAR]
+    for panel, kind in zip(panels, ("strong", "weak"), strict=True):
+        row = scaling[kind]
+        model = lambda counts, kind=kind: [1e3 * predicted(scaling, kind, k) for k in counts]
+        busy = [1e3 * row[str(k)]["processor"] for k in near]
+        panel.plot(near, busy, "o", color="#0072B2", label="measured, processor time")
+        panel.plot(near, model(near), "-", color="#D55E00", label="work + sums, model")
+        panel.plot(far, model(far), "--", color="#D55E00", label="the same, extrapolated")
+        ideal = [busy[0] / (k if kind == "strong" else 1) for k in near + far[1:]]
+        panel.plot(near + far[1:], ideal, ":", color="#888888", label="without sums")
+        panel.set_xscale("log", base=2)
+        if kind == "strong":
+            panel.set_yscale("log")
+        else:
+            panel.set_ylim(0, 1.2 * max(busy))
+        panel.set_xticks(near + far[1:], [str(k) for k in near + far[1:]])
+        panel.axvspan(max(near), max(far), color="#EEEEEE", zorder=0)
+        title = f"{STRONG:,} entries of x in all" if kind == "strong" else f"{WEAK:,} on each"
+        panel.set(xlabel="devices", ylabel="ms per iteration", title=f"{kind} scaling, {title}")
+    panels[0].legend(frameon=False, fontsize=7)
+    plt.gcf().savefig(path, dpi=150)
+    plt.close()
 
 
 PARTS: dict[str, Callable[[], Any]] = {"memory": memory, "scaling": scaling}
 
 
 def page() -> None:
-    """The tables of docs/scaling.md from the record."""
-    path = ROOT / "docs" / "scaling.md"
-    pattern = re.escape(MARKS[0]) + ".*?" + re.escape(MARKS[1])
-    text = "\n".join((MARKS[0], figures(json.loads(RECORD.read_text())), MARKS[1]))
-    path.write_text(re.sub(pattern, lambda _: text, path.read_text(), flags=re.S))
+    """Its tables in docs/results.md, and docs/parts.png, from the record."""
+    draw(json.loads(RECORD.read_text()), ROOT / "docs" / "parts.png")
+    tables()
 
 
 def main(wanted: list[str]) -> None:

@@ -1,11 +1,13 @@
 """Records of measurements: settings, versions, device and results as JSON."""
 
+import datetime
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +20,11 @@ FOLDER = pathlib.Path(__file__).parent / "records"
 
 
 def provenance() -> dict[str, Any]:
-    """Versions and device of this run."""
+    """Date, commit, versions and device of this run."""
     packages = ("jax", "jaxlib", "equinox", "numpy")
     versions = {p: importlib.metadata.version(p) for p in packages}
     return {
+        **moment(),
         "versions": {"pdbo": pdbo.__version__, **versions},
         "python": platform.python_version(),
         "device": str(jax.devices()[0].device_kind),
@@ -29,6 +32,22 @@ def provenance() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "x64": bool(jax.config.jax_enable_x64),
     }
+
+
+def moment() -> dict[str, str]:
+    """The date, and the commit of the code that runs, if it is in a repository."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    commit, changed = _git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain", "src")
+    return {"date": date, "commit": f"{commit or 'unknown'}{', with changes' if changed else ''}"}
+
+
+def _git(*arguments: str) -> str:
+    """What a command of git prints; nothing if there is none or it fails."""
+    try:
+        call = ["git", "-C", str(FOLDER.parent), *arguments]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _processor() -> str:

@@ -17,9 +17,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import pdbo
+from pdbo._driver import take_steps
+from pdbo._solution import State
 from pdbo.experiments import cleaning
 from pdbo.experiments._images import _digits
 from pdbo.solvers import BatchPDBO
@@ -60,9 +61,8 @@ def problem(data: Any, units: dict[str, float], size: int) -> pdbo.Problem:
 @eqx.filter_jit
 def _run(problem: pdbo.Problem, x: Any, y: Any, key: Any) -> Any:
     solver = Streamed(BatchPDBO())
-    state = solver.init(problem, x, y, key)
-    state = lax.fori_loop(0, STEPS, lambda _, s: solver.step(problem, s), state)
-    return solver.output(state)
+    run = State(solver, solver.init(problem, x, y, key), jnp.zeros((), jnp.int32), jnp.ones(()))
+    return solver.output(take_steps(problem, run, jnp.asarray(STEPS)).solver_state)
 
 
 def measure(numbers: list[int]) -> list[dict[str, Any]]:

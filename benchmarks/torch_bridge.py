@@ -4,6 +4,7 @@ Run `python -m benchmarks.torch_bridge`, in an environment with PyTorch; one thr
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
@@ -64,70 +65,106 @@ def passes(problem: Any, x: torch.Tensor, net: torch.nn.Module) -> Callable[[], 
 
 
 def overhead(units: int, batch: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of processor time of a step of PDBO, and of its passes; both alternate."""
+    """Milliseconds of processor time of a step of PDBO, and of its passes; they alternate.
+
+    `solve` makes calls of 100 steps. Here there are 50, or 4 if the network is large, and one: a
+    call copies x, y and the rest of the state once.
+    """
     problem, x, net = network(units, batch)
     alone = passes(problem, x, net)
     bound, x0, y0 = problem.entered(x, net)
     solver = pdbo.PDBO(primal_step=1e-3, inner_step=1e-2, inner_steps=INNER)
     state = begin(Start(bound, x0, y0), solver, None)
     few = 4 if units > 1000 else 50
-    steps = jax.numpy.asarray(few, jax.numpy.int32)
-    jax.block_until_ready(take_steps_jit(bound, state, steps))
-    alone()
-    ours, theirs = [], []
-    for _ in range(rounds):
+
+    def step(count: int) -> float:
+        steps = jax.numpy.asarray(count, jax.numpy.int32)
         start = time.process_time()
         jax.block_until_ready(take_steps_jit(bound, state, steps))
-        ours.append((time.process_time() - start) / few)
+        return (time.process_time() - start) / count
+
+    def passed() -> float:
         start = time.process_time()
         for _ in range(few):
             alone()
-        theirs.append((time.process_time() - start) / few)
-    step, passed = (1e3 * statistics.median(v) for v in (ours, theirs))
+        return (time.process_time() - start) / few
+
+    found = [(step(few), passed(), step(1)) for _ in range(rounds + 1)][1:]
+    ours, theirs, single = (1e3 * statistics.median(v) for v in zip(*found, strict=True))
     return {
         "parameters": sum(p.numel() for p in net.parameters()),
-        "step_ms": step,
-        "passes_ms": passed,
-        "ratio": step / passed,
-        "beyond_1.15_ms": step - 1.15 * passed,
+        "steps_per_call": few,
+        "step_ms": ours,
+        "passes_ms": theirs,
+        "ratio": ours / theirs,
+        "beyond_1.15_ms": ours - 1.15 * theirs,
+        "one_step_per_call_ms": single,
+        "one_step_per_call_beyond_1.15_ms": single - 1.15 * theirs,
     }
 
 
-def to_target(name: str, repeats: int) -> dict[str, Any]:
-    """Processor seconds to the target of a workload: ours untuned, others with their best settings.
+def to_target(name: str, rounds: int) -> dict[str, Any]:
+    """Seconds to the target of a workload: ours untuned, others with their best settings.
 
     The settings of the others are the best of the search in the record of `python -m benchmarks`.
+    The libraries take turns, so that whatever else the machine does slows all of them.
     """
-    found = {}
     known = json.loads((record.FOLDER / "peers.json").read_text())["results"]["workloads"][name]
-    with Bench(WORKLOADS[name], 1) as bench:
+    found: dict[str, Any] = {}
+    with Bench(WORKLOADS[name], 1) as bench, contextlib.ExitStack() as stack:
+        turns: dict[str, Turn] = {}
         for entry in (OURS, *LIBRARIES):
             peer = "ours_torch" if entry == OURS else entry
             chosen = {} if entry == OURS else known["entries"][entry]["settings"]
             try:
-                found[entry] = timed(bench, peer, bench.best(peer, [chosen]), repeats)
+                turns[entry] = Turn(bench, peer, bench.best(peer, [chosen]), stack)
             except PeerError as error:
                 found[entry] = {"error": str(error)}
-            print(name, entry, found[entry], flush=True)
+        for _ in range(rounds + 1):  # the first one is not kept
+            for turn in turns.values():
+                turn.take()
+        found |= {entry: turn.result() for entry, turn in turns.items()}
+    for entry, result in found.items():
+        print(name, entry, result, flush=True)
     return found
 
 
-def timed(bench: Bench, peer: str, best: Found, repeats: int) -> dict[str, Any]:
-    """The median of several runs up to the target in one process, after one that is not timed."""
-    job, busy = bench.job(best.settings), []
-    with bench.process(peer) as process:
-        for _ in range(repeats + 1):
-            begun = process.ask("start", job=job)["busy"]
-            busy.append(begun + process.ask("advance", steps=best.steps)["busy"])
-    wanted = {"torch", "numpy", "jax", peer, f"{peer}-ml", f"{peer}-torch"}
-    return {
-        "settings": best.settings,
-        "reached": best.reached,
-        "left": best.left,
-        "iterations": best.steps,
-        "processor_seconds": statistics.median(busy[1:]),
-        "versions": {k: v for k, v in versions(peer).items() if k in wanted},
-    }
+class Turn:
+    """A library whose process runs up to the target again and again.
+
+    Arguments:
+        bench: the workload.
+        peer: the file in benchmarks/peers.
+        best: its settings, and the iterations that they need.
+        stack: closes the process.
+    """
+
+    def __init__(self, bench: Bench, peer: str, best: Found, stack: contextlib.ExitStack):
+        self.peer, self.best, self.job = peer, best, bench.job(best.settings)
+        self.process = stack.enter_context(bench.process(peer))
+        self.busy: list[float] = []
+        self.wall: list[float] = []
+
+    def take(self) -> None:
+        """Run once, from the start to the target."""
+        parts = [self.process.ask("start", job=self.job)]
+        parts.append(self.process.ask("advance", steps=self.best.steps))
+        self.busy.append(sum(part["busy"] for part in parts))
+        self.wall.append(sum(part["seconds"] for part in parts))
+
+    def result(self) -> dict[str, Any]:
+        """Medians of all runs but the first."""
+        wanted = {"torch", "numpy", "jax", self.peer, f"{self.peer}-ml", f"{self.peer}-torch"}
+        return {
+            "settings": self.best.settings,
+            "reached": self.best.reached,
+            "left": self.best.left,
+            "iterations": self.best.steps,
+            "processor_seconds": statistics.median(self.busy[1:]),
+            "processor_quartiles": statistics.quantiles(self.busy[1:], n=4)[::2],
+            "wall_seconds": statistics.median(self.wall[1:]),
+            "versions": {k: v for k, v in versions(self.peer).items() if k in wanted},
+        }
 
 
 def main() -> None:
@@ -146,12 +183,14 @@ def main() -> None:
     if chosen.only != "overhead":
         tasks = ("digits", "cleaning")
         results["target"] = {name: to_target(name, chosen.rounds) for name in tasks}
-    settings = {
-        "torch": torch.__version__, "threads": 1, "inner_steps": INNER, "rounds": chosen.rounds,
-    }  # fmt: skip
+    settings: dict[str, Any] = {}
     known = record.FOLDER / "torch.json"
     if chosen.only is not None and known.exists():
-        results = json.loads(known.read_text())["results"] | results
+        before = json.loads(known.read_text())
+        settings, results = before["settings"], before["results"] | results
+    settings |= {"torch": torch.__version__, "threads": 1, "inner_steps": INNER}
+    parts = ("overhead", "target") if chosen.only is None else (chosen.only,)
+    settings |= {f"rounds_{part}": chosen.rounds for part in parts}
     record.write("torch", settings, results)
 
 

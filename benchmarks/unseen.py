@@ -3,9 +3,10 @@
     python -m benchmarks.unseen [COUNT]    the record is benchmarks/records/unseen.json
 
 x is a number in [-2, 2], y two numbers in [-2, 2]; f, g and two rows are random, g with waves.
-Brute force has every x of a grid, and for each the lowest g and, among answers as good, the lowest
-f on a grid of y. A certificate is false if a row is violated, or if a y of the grid that meets the
-rows is better for the follower by more than 1e-3.
+Brute force has every x of a grid. At each, the lowest points of g on a grid of y, up to a little
+outside the rows, are starts of SLSQP; of the lowest ends that with the lowest f counts. On the grid
+alone f is wrong by up to 0.15, as rows cut between its points. A certificate is false if a row is
+violated, or if a y that brute force finds at this x is better for the follower by more than 1e-3.
 """
 
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
 
 import pdbo
 
@@ -21,6 +23,7 @@ from .record import write
 
 FINE = np.linspace(-2, 2, 401)
 COARSE = np.linspace(-2, 2, 201)
+BESIDE, MINIMA = 0.06, 6
 
 
 def draw(seed: int) -> tuple[Any, Any, Any]:
@@ -43,18 +46,37 @@ def draw(seed: int) -> tuple[Any, Any, Any]:
     return f, g, rows
 
 
-def brute(f: Any, g: Any, rows: Any) -> float:
-    """The lowest f on the grid."""
+def answers(g: Any, rows: Any, x: float) -> list[tuple[float, np.ndarray]]:
+    """Inner minima at x, with g there, by SLSQP from the lowest points of a grid."""
     u, v = np.meshgrid(COARSE, COARSE, indexing="ij")
+    off = np.max([r + 0 * u for r in rows(x, u, v, np)], axis=0)
+    G = np.where(off <= BESIDE, g(x, u, v, np), np.inf)
+    wide = np.pad(G, 1, constant_values=np.inf)
+    n = len(COARSE)
+    moves = [(i, j) for i in range(3) for j in range(3)]
+    lowest = np.min([wide[i : i + n, j : j + n] for i, j in moves], axis=0)
+    found = np.argwhere((lowest == G) & np.isfinite(G))
+    found = found[np.argsort(G[tuple(found.T)])][:MINIMA]
+    limits = {"type": "ineq", "fun": lambda y: -np.array(rows(x, y[0], y[1], np))}
+    out = []
+    for place in found:
+        end = scipy.optimize.minimize(
+            lambda y: g(x, y[0], y[1], np), COARSE[place], method="SLSQP",
+            bounds=[(-2, 2)] * 2, constraints=limits, options={"ftol": 1e-12, "maxiter": 60},
+        )  # fmt: skip
+        if max(rows(x, *end.x, np)) <= 1e-7:
+            out.append((float(end.fun), end.x))
+    return out
+
+
+def brute(f: Any, g: Any, rows: Any) -> float:
+    """The lowest f of brute force."""
     best = np.inf
     for x in FINE:
-        fits = np.all([r <= 1e-9 for r in rows(x, u, v, np)], axis=0)
-        if not np.any(fits):
-            continue
-        values = np.where(fits, g(x, u, v, np), np.inf)
-        near = values <= np.min(values) + 1e-9
-        best = min(best, float(np.min(np.where(near, f(x, u, v, np), np.inf))))
-    return best
+        found = answers(g, rows, x)
+        lowest = min((value for value, _ in found), default=np.inf)
+        best = min([best, *(f(x, *y, np) for value, y in found if value <= lowest + 1e-7)])
+    return float(best)
 
 
 def one(seed: int) -> dict[str, Any]:
@@ -68,9 +90,7 @@ def one(seed: int) -> dict[str, Any]:
     jax.clear_caches()
     sol = pdbo.multistart(problem, 0.0, np.zeros(2), starts=16)
     x, (y0, y1) = float(sol.x), map(float, sol.y)
-    u, v = np.meshgrid(COARSE, COARSE, indexing="ij")
-    fits = np.all([r <= 0 for r in rows(x, u, v, np)], axis=0)
-    lowest = float(np.min(np.where(fits, g(x, u, v, np), np.inf)))
+    lowest = min((value for value, _ in answers(g, rows, x)), default=np.inf)
     off = max(0.0, *(float(r) for r in rows(x, y0, y1, np)))
     gap = float(g(x, y0, y1, np)) - lowest
     return {
@@ -81,13 +101,15 @@ def one(seed: int) -> dict[str, Any]:
 
 def main(count: int) -> None:
     """All problems, and the record."""
-    found = {str(seed): one(seed) for seed in range(count)}
-    for seed, row in found.items():
-        print(seed, row, flush=True)
-    lower = [r["f"] <= r["brute force"] + 0.05 for r in found.values()]
+    found = {}
+    for seed in range(count):
+        found[str(seed)] = one(seed)
+        print(seed, found[str(seed)], flush=True)
+    lower = [r["f"] <= r["brute force"] + 0.01 for r in found.values()]
     table = {
         "problems": count, "certified": sum(r["ok"] for r in found.values()),
         "false": sum(r["false"] for r in found.values()), "as low as brute force": sum(lower),
+        "most that brute force is lower": max(r["f"] - r["brute force"] for r in found.values()),
     }  # fmt: skip
     print(table)
     write("unseen", {"starts": 16}, {"summary": table, "problems": found})

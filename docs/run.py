@@ -11,6 +11,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 
 import jax
@@ -28,8 +29,15 @@ def pages() -> list[pathlib.Path]:
     return [page for page in found if BLOCK.search(page.read_text())]
 
 
-def outputs(page: pathlib.Path) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield every Python block of a page, as a match, with its output."""
+def unfolded(text: str) -> str:
+    """A page with the bodies of its folded notes as if they were not indented."""
+    body = r"^\?\?\? .*\n((?:    .*\n|\n)+)"
+    return re.sub(body, lambda note: textwrap.dedent(note[1]), text, flags=re.M)
+
+
+def outputs(page: pathlib.Path, notes: bool = False) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield every Python block of a page, as a match, with its output; those in notes if asked."""
+    text = unfolded(page.read_text()) if notes else page.read_text()
     space: dict = {"__name__": "__main__"}
     here = pathlib.Path.cwd()
     before = {name: getattr(jax.config, name) for name in SESSION}
@@ -38,7 +46,7 @@ def outputs(page: pathlib.Path) -> Iterator[tuple[re.Match[str], str]]:
         try:
             for name, value in SESSION.items():
                 jax.config.update(name, value)
-            for match in BLOCK.finditer(page.read_text()):
+            for match in BLOCK.finditer(text):
                 out = io.StringIO()
                 with contextlib.redirect_stdout(out):
                     exec(compile(match["code"], page.name, "exec"), space)

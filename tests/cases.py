@@ -62,7 +62,8 @@ def home(y_set: pdbo.Set | None = None, **limit: float) -> pdbo.Problem:
     The gradients of an f or g that is NaN are those of the quadratic, so that iterates carry on.
     """
     limits = {"f": np.inf, "g": np.inf, "gradient": np.inf} | limit
-    data = {"A": A, "H": H, "target": TARGET, "start": X0}
+    # copies: JAX remembers what it made of an array in a session with 64-bit types, or without
+    data = {"A": A.copy(), "H": H.copy(), "target": TARGET.copy(), "start": X0.copy()}
     data["limit"] = {name: np.array(value) for name, value in limits.items()}
     return pdbo.Problem(home_f, home_g, data, y_set=y_set)
 

@@ -359,6 +359,23 @@ def test_small_problems_are_solved_exactly_by_default(tmp_path):
     assert onward.ok and np.allclose(onward.x, found.x)
 
 
+def test_exact_steps_are_kept_where_a_minimum_lies_at_infinity():
+    """The sign of the one weight is wrong for f's examples: the best penalty is infinite, y zero.
+
+    No certificate holds there, and mini-batches do not get as far.
+    """
+    rng = np.random.default_rng(1)
+    inner, outer = (
+        {"X": X, "target": X @ [slope] + rng.normal(size=len(X))}
+        for X, slope in ((rng.normal(size=(60, 1)), 1.0), (rng.normal(size=(50, 1)), -1.0))
+    )
+    problem = pdbo.Problem(f, g, Batches(outer, inner, 10))
+    found = pdbo.solve(problem, np.zeros(1), np.zeros(1), steps=700)
+    assert found.state.solver.name == "Implicit" and not found.ok
+    assert found.f == pytest.approx(np.mean(outer["target"] ** 2), rel=1e-6)
+    assert abs(float(found.y[0])) < 1e-6
+
+
 def test_a_sampled_certificate_is_right_within_its_errors():
     """The hypergradient and the gap against their closed forms; no sample is ever ok."""
     x, y = np.full(D, -0.5), np.array([0.3, -0.2, 0.1])

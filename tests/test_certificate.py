@@ -8,9 +8,10 @@ import pytest
 import cases
 import pdbo
 from pdbo import _trees as trees
-from pdbo._certificate import Pair, _least_squares
+from pdbo._certificate import Certificate, ConstrainedCertificate, Pair, _least_squares
 
 KNOWN = cases.known()
+REST = ("inner_gap", "inner_residual", "multiplier", "slack")
 ENTRIES = ("stationarity", "feasibility", "complementarity", "distance")
 
 
@@ -312,3 +313,48 @@ def test_bad_options(options, match):
         pdbo.certify(cases.toy(), 1.0, jnp.ones(2), **options)
     with pytest.raises(pdbo.ProblemError, match=r"problem must be a pdbo\.Problem"):
         pdbo.certify(None, 1.0, jnp.ones(2))
+
+
+def test_what_a_certificate_says_in_words():
+    at = dict.fromkeys(("complementarity", "distance", "inner_residual", "multiplier"), 0.0)
+    at |= {"stationarity": 2.0, "feasibility": 3e-7, "inner_gap": 1e-9, "slack": 4e-8, "eps": 5e-6}
+    first = "y is an inner minimiser to 1.0e-09"
+    step = "the step left to a solution is 5.0e-06 of x and y"
+    looked = "no lower g was found within 12 of it"
+    everywhere = "g is quadratic in y: nowhere is it lower"
+    saddle = {"radius": 12.0, "curvature": -0.5}
+    for more, words in (
+        ({}, f"{first}; {step}."),
+        ({"radius": 12.0, "curvature": 0.5}, f"{first} ({looked}); {step}."),
+        ({"radius": np.inf}, f"{first} ({everywhere}); {step}."),
+        (saddle, f"{first} ({looked}); {step}; the point is a saddle or a maximum."),
+    ):
+        assert Certificate(**at, exact=True, **more).in_words == words
+    relaxed = Certificate(**at).in_words
+    assert relaxed.startswith(f"{first}, of which 4.0e-08 is granted; no first-order improvement")
+    first = "With constraints: eps is 5.0e-06; constraints are met to 3.0e-07, and g at y is "
+    first += "1.0e-09 above the lowest value found; no first-order improvement of f above 2.0e+00"
+    ties, unstable = (
+        "; 2 other inner minima tie with y",
+        "; the inner set is degenerate, its lowest",
+    )
+    for more, words in (
+        ({}, f"{first}."),
+        ({"ties": 2.0}, f"{first}{ties}."),
+        ({"ties": 2.0, "unstable": True}, f"{first}{ties}{unstable} value unstable."),
+    ):
+        assert ConstrainedCertificate(**at, **more).in_words == words
+
+
+def test_a_batch_of_certificates_and_one_under_jit_print():
+    def made(eps):
+        return Certificate(**dict.fromkeys(ENTRIES, eps), **dict.fromkeys(REST, eps), eps=eps)
+
+    def row(certificate):
+        return str(certificate).splitlines()[len(ENTRIES) + len(REST)]
+
+    told = []
+    jax.jit(lambda eps: told.append((row(made(eps)), str(eps))))(1.0)
+    assert told[0][0] == f"eps             {told[0][1]}"
+    assert row(made(np.array([1.0, 0.5]))) == "eps             [1.  0.5]"
+    assert row(made(0.5)).split() == ["eps", "5.000e-01"]

@@ -1,6 +1,7 @@
 """Checkpoints: nothing is lost, nothing damaged or foreign is read, signals end a run with one."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 import warnings
 
 import equinox as eqx
@@ -21,9 +23,13 @@ import pytest
 import cases
 import pdbo
 from pdbo import _host, _sealed
+from pdbo._history import History
+from pdbo._kept_search import Kept
+from pdbo._options import Options
 from pdbo._signals import Signals
 from pdbo._solution import launch
-from pdbo.checkpoint import CheckpointWriter, Folder, format, packing
+from pdbo.checkpoint import CheckpointWriter, Folder, arrays, description, format, packing
+from pdbo.checkpoint import folder as folder_of
 
 SOLVER = pdbo.ProximalPDBO(cases.paper_pdbo(), round_steps=7, choose="random")
 X0, Y0, KEY = 2.0, jnp.array([0.5, 0.5]), jax.random.key(3)
@@ -555,3 +561,125 @@ def test_a_kill_inside_a_save_loses_nothing(call, tmp_path):
         )
     assert same(alone, again)
     assert not list(pathlib.Path(tmp_path).glob(".step*"))
+
+
+def test_the_structure_of_a_point_goes_through_json():
+    tree = {"a": [jnp.ones(3, jnp.float32), None], "b": (jnp.zeros((2, 1), jnp.int32), {})}
+    built = description.decode(json.loads(json.dumps(description.encode(tree))))
+    assert jax.tree.structure(built) == jax.tree.structure(tree)
+    assert [(v.shape, str(v.dtype)) for v in jax.tree.leaves(built)] == [
+        ((3,), "float32"), ((2, 1), "int32")
+    ]  # fmt: skip
+    assert description.encode(Mine(jnp.ones(2))) == "Mine" and description.decode("Mine") is None
+    assert description.decode({"list": [None, "Mine"]}) is None
+
+
+def test_settings_are_described_by_their_numbers_long_arrays_by_a_digest():
+    def made(scale, count):
+        def rule(x):
+            return scale * x + 0.25 * count
+
+        return rule
+
+    short, long = np.arange(3.0), np.arange(1000.0)
+    told = description._describe([made(short, 2), {"long": long}, True, object()], "rule")
+    name = "test_settings_are_described_by_their_numbers_long_arrays_by_a_digest.<locals>"
+    assert told["rule[0]"] == f"{name}.made.<locals>.rule 0.25"
+    assert told["rule[0].scale"] == "0.0, 1.0, 2.0 (float64[3])" and told["rule[0].count"] == "2.0"
+    assert told["rule[1]['long']"].startswith("float64[1000] of SHA-256 ")
+    other = description._describe([made(short, 2), {"long": long + 1}, True, object()], "rule")
+    assert [k for k in told if told[k] != other[k]] == ["rule[1]['long']"]
+    assert told["rule[2]"] == "True" and told["rule[3]"] == "a object"
+
+
+def test_what_is_no_array_of_numbers_is_not_saved(monkeypatch):
+    with pytest.raises(pdbo.CheckpointError, match="x is not an array of numbers"):
+        arrays.store("x", np.array([None, "a"]))
+    monkeypatch.setattr(arrays, "is_split", lambda leaf: True)  # as of an array over processes
+    with pytest.raises(pdbo.CheckpointError, match="x is split over processes"):
+        arrays.store("x", np.ones(2))
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_the_lock_of_a_folder_on_windows(taken, tmp_path, monkeypatch):
+    """It locks the first byte, and is refused with a PermissionError, which elsewhere is one."""
+    asked = []
+
+    def locking(*wanted):
+        asked.append(wanted)
+        if taken:
+            raise PermissionError
+
+    windows = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+    monkeypatch.setitem(sys.modules, "msvcrt", windows)
+    with (tmp_path / "lock").open("a+") as file:
+        file.write("process 1")
+        monkeypatch.setattr(folder_of.os, "name", "nt")
+        locked = folder_of._locked(file)
+        monkeypatch.setattr(folder_of.os, "name", "posix")
+        assert locked is not taken and file.tell() == 0 and asked == [(file.fileno(), 2, 1)]
+
+
+def test_a_lock_that_the_system_does_not_give_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (tmp_path / "lock").open("a+") as file, pytest.raises(PermissionError, match="permitted"):
+        folder_of._locked(file)
+
+
+def search(problem, rounds):
+    """What `Kept` knows of a search: where it is, and whether it is over."""
+    state = {"rounds": rounds, "at": np.arange(3.0) + rounds}
+
+    def restore(facts, leaves):
+        state.update(rounds=facts["rounds"], at=leaves[0])
+
+    return types.SimpleNamespace(
+        model=types.SimpleNamespace(problem=problem, start=np.ones(2)),
+        saved=lambda: ({"rounds": state["rounds"]}, [state["at"]]),
+        restore=restore, over=False, state=state,
+    )  # fmt: skip
+
+
+def test_a_search_is_saved_when_it_is_due_stops_or_is_told_to(tmp_path):
+    problem, starts = cases.toy(), np.zeros(2)
+    other_set = pdbo.Problem(problem.f, problem.g, x_set=pdbo.Ball(3.0))
+    options = Options(checkpoint=tmp_path, checkpoint_every=1e6, key=KEY)
+    rows = History({"step": np.arange(2), "f": np.array([2.0, 1.0])})
+    early = search(problem, 3)
+    with Kept(options, early, starts) as kept:
+        assert kept.resumed().parts == []
+        kept.save(rows, stops=False)
+        assert files(tmp_path) == []  # it is not due
+        kept.save(rows, stops=True)
+        assert files(tmp_path) == ["step-000000000003.pdbo"]
+        kept.signals.received = signal.SIGINT
+        with pytest.raises(
+            KeyboardInterrupt, match=r"round 3 is saved in .*: the same call carries"
+        ):
+            kept.save(rows, stops=False)
+        kept.signals.received = signal.SIGTERM
+        with pytest.raises(SystemExit, match="143"):
+            kept.save(rows, stops=False)
+        kept.signals.received = None
+    later = search(problem, 0)
+    with Kept(options, later, starts) as kept:
+        np.testing.assert_array_equal(kept.resumed().rows["f"], [2.0, 1.0])
+    assert later.state["rounds"] == 3
+    np.testing.assert_array_equal(later.state["at"], [3.0, 4.0, 5.0])
+    for other, at, match in (
+        (search(problem, 0), np.ones(2), "another x0, y0 or key"),
+        (search(other_set, 0), starts, "another problem"),
+    ):
+        with Kept(options, other, at) as kept, pytest.raises(pdbo.CheckpointError, match=match):
+            kept.resumed()
+
+
+def test_a_search_does_not_carry_on_from_another_kind_of_run(whole, tmp_path):
+    with Folder(tmp_path) as folder:
+        folder.write(whole, cases.toy(), None, {})
+    kept = Kept(Options(checkpoint=tmp_path, key=KEY), search(cases.toy(), 0), np.zeros(2))
+    with kept, pytest.raises(pdbo.CheckpointError, match="that of a problem without constraints"):
+        kept.resumed()

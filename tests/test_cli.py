@@ -1,5 +1,6 @@
 """The command: quick where it can be, one sentence for every error, exit codes as documented."""
 
+import html
 import os
 import pathlib
 import re
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import pdbo
 
 problem = pdbo.problems.get("toy").problem
-x0, y0 = 2.0, jnp.array([0.5, 0.5])
+x0, y0 = 2.0, [0.5, 0.5]  # a list, as in --y0
 number = 3
 """
 
@@ -107,6 +108,21 @@ def test_exit_codes_are_documented():
         text = " ".join(pdbo(*command, "--help").stdout.split())
         assert "Exit codes: 0 success, 1 a run failed" in text
         assert "130 interrupted" in text
+        assert not re.search(r"<\w+|range", text), text  # no types
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("pdbo rep", ["report", "reproduce"]),
+        ("pdbo reproduce to", ["toy"]),
+        ("pdbo solve a.py:b --solver BigS", ["BigSAM"]),
+    ],
+)
+def test_the_shell_completes_commands_experiments_and_solvers(line, found):
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    said = pdbo(env=asked | {"_PDBO_COMPLETE": "complete_bash"}).stdout
+    assert sorted(said.split()) == found
 
 
 def test_list_names_everything():
@@ -199,16 +215,25 @@ def test_an_occupied_folder_is_refused(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["thesis.tex"]
 
 
-def test_an_interrupted_run_is_resumed(tmp_path, capsys):
+# A job that runs the tests in the background ignores the signal. What toy finds is known already.
+INTERRUPTED = """
+import pathlib, signal, sys
+from pdbo.__main__ import main
+from pdbo.app import records
+from pdbo.experiments import toy
+from pdbo.experiments._results import Results
+signal.signal(signal.SIGINT, signal.default_int_handler)
+known = records.read(pathlib.Path(sys.argv.pop(1)))
+toy.run = lambda *_: Results(known.settings, known.arrays, known.calls)
+sys.exit(main())
+"""
+
+
+def test_an_interrupted_run_is_resumed(quick_run, tmp_path, capsys):
     out = tmp_path / "results"
-    listen = (  # a job that runs the tests in the background ignores the signal
-        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    )
-    command = ["-m", "pdbo", "reproduce", "toy", "paths", "--quick", "--out", str(out)]
-    with subprocess.Popen(
-        [sys.executable, "-c", listen, *command], stderr=subprocess.PIPE, text=True
-    ) as running:
+    command = [sys.executable, "-c", INTERRUPTED, quick_run("first") / "toy"]
+    command += ["reproduce", "toy", "paths", "--quick", "--out", out]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if "paths ..." in line:
@@ -248,6 +273,9 @@ def test_solve_prints_the_certificate_and_keeps_record_and_page(file, tmp_path, 
     assert "x = " in said.out and "gradients of g" in said.out
     for name in ("solve/record.json", "solve/arrays.npz", "index.html"):
         assert (out / name).stat().st_size > 0
+    page = (out / "index.html").read_text()
+    words = html.escape(next(line for line in said.out.splitlines() if line.startswith("y is")))
+    assert words in page and "f with y solved again" in page
     assert not (out / "figures").exists()  # the page draws them itself; `pdbo report` writes files
     assert cli.run(arguments) == 2  # occupied
     again = [*arguments, "--force", "--steps", "1"]
@@ -279,6 +307,12 @@ Mine = pdbo.PDBO
 tuned = pdbo.PDBO(primal_step=0.05)
 Needy = pdbo.solvers.Solver
 number = 3
+class Pair(pdbo.PDBO):
+    def output(self, state):
+        return 1.0, 2.0
+class Growing(pdbo.PDBO):
+    def step(self, problem, state):
+        return (super().step(problem, state), 1)
 """
 
 
@@ -292,7 +326,9 @@ def test_a_solver_of_ones_own_is_a_class_or_an_instance(tmp_path, capsys):
         assert found == name and type(solver).__name__ == "PDBO"
     assert float(solver.schedule.primal) == pytest.approx(0.05)
     for name, match in (("number", "must be a pdbo.solvers.Solver, got int"), ("Needy", "Needy"),
-                        ("absent", "must be a pdbo.solvers.Solver")):  # fmt: skip
+                        ("absent", "must be a pdbo.solvers.Solver"),
+                        ("Pair", r"Pair.output must return pdbo.solvers.Point\(x, y\), got tuple"),
+                        ("Growing", "toy problem with Growing in .* cannot")):  # fmt: skip
         with pytest.raises(InputError, match=match):
             load_solver(path, name)
     there = ["--out", str(tmp_path / "out")]
@@ -478,3 +514,192 @@ def test_a_read_only_folder_is_refused(tmp_path, capsys):  # pragma: no cover
     tmp_path.chmod(0o500)
     assert cli.run(["reproduce", "toy", "--out", str(tmp_path / "out")]) == 2
     assert "cannot be written to: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import os.path\nfrom json import loads as r\nwith open(p) as f: pass", {"os", "r", "f"}),
+        ("class A: pass\ndef b(): pass\nasync_ = lambda q: q", {"A", "b", "async_"}),
+        ("match v:\n case [1, *most]: 0\n case {'k': k, **rest}: 0", {"most", "k", "rest"}),
+        ("match v:\n case [_, *_]: pass\n case {'k': 1}: pass", {""}),
+        ("from json import *", None),
+        ("globals()['problem'] = 1", None),
+    ],
+)  # fmt: skip
+def test_the_names_of_a_file_are_read_off_its_text(text, names, tmp_path):
+    """None: only a run of the file can tell."""
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert inputs._bound_names(inputs._parsed(path)) == names
+    if names is None:
+        assert inputs.target(f"{path}:anything") == (path, "anything")
+    else:
+        with pytest.raises(InputError, match=r"mine\.py has no 'anything'"):
+            inputs.target(f"{path}:anything")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2.5", 2.5),
+        ("[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        ('{"w": [1, 2], "b": {"c": 0}}', {"w": [1, 2], "b": {"c": 0}}),
+        ("{}", None),
+        ('{"w": {}}', None),
+        ('{"w": [1, [2]]}', None),
+        ('{"w": true}', None),
+        ("[]", None),
+        ('{"w": ' * 40 + "1" + "}" * 40, None),
+    ],
+)
+def test_a_start_is_numbers_lists_or_dicts_of_them(text, value):
+    if value is not None:
+        assert inputs.start("x0", text) == value
+    else:
+        with pytest.raises(InputError, match=r"--x0 must be JSON such as"):
+            inputs.start("x0", text)
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        ({"index.html": "mine"}, "index.html is not pdbo's: choose another folder."),
+        ({"figures/own.svg": "mine"}, "figures is not pdbo's: choose another folder."),
+        ({"solve": "mine"}, "solve is in the way: choose another folder."),
+        ({"solve/notes.txt": "mine"}, "notes.txt is not pdbo's: choose another folder."),
+        ({"solve/record.json": "{}", "index.html": "ours"}, ""),
+        ({"notes.txt": "mine"}, ""),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, dict) else "",
+)
+def test_a_folder_to_carry_on_in_holds_nothing_of_others(made, sentence, tmp_path):
+    for name, text in made.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if sentence:
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            folders.check_folder(tmp_path, True, "carry on", ["solve"])
+    else:
+        folders.check_folder(tmp_path, True, "carry on", ["solve"])
+    assert all((tmp_path / name).read_text() == text for name, text in made.items())
+
+
+@pytest.mark.parametrize(
+    ("platform", "place"), [("win32", "local/pdbo"), ("darwin", "Library/Caches/pdbo")]
+)
+def test_programs_are_kept_where_the_system_has_caches(platform, place, tmp_path, monkeypatch):
+    for name in ("JAX_COMPILATION_CACHE_DIR", "PDBO_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    monkeypatch.setattr(folders.sys, "platform", platform)
+    assert folders.programs() == tmp_path / place and (tmp_path / place).is_dir()
+
+
+ENTRY = """
+import pdbo
+toy = pdbo.problems.get("toy")
+class Half:
+    problem = toy.problem
+globals()["problem"] = toy.problem
+"""
+
+
+def test_a_problem_of_a_file_with_its_start(tmp_path):
+    from pdbo.app import user
+
+    path = tmp_path / "mine.py"
+    path.write_text(ENTRY)
+    problem, start = user._problem_and_start(path, "toy", {})
+    assert problem.x_set is not None and set(start) == {"x0", "y0"}
+    given = {"x0": 3, "y0": {"a": [1, 2], "b": {"c": 0.5}}}
+    _, start = user._problem_and_start(path, "toy", given)
+    assert float(start["x0"]) == 3 and float(start["y0"]["b"]["c"]) == 0.5
+    assert start["y0"]["a"].tolist() == [1, 2]
+    for name, sentence in (
+        ("problme", "has no 'problme'; did you mean problem?"),
+        ("zzz", "has no 'zzz'."),
+        ("Half", "Half in .* must be a pdbo.Problem, got type"),
+        ("problem", "a start is needed: give --x0"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            user._problem_and_start(path, name, {})
+
+
+def test_among_several_processes_an_error_keeps_its_cause():
+    from pdbo.app import user
+
+    for alone, seen in ((True, InputError), (False, ZeroDivisionError)):
+        with pytest.raises(seen), user._explained("it", alone):
+            1 / 0  # noqa: B018
+
+
+def test_what_json_lacks_is_written_as_what_it_has():
+    import numpy as np
+
+    from pdbo.app.records import plain
+
+    held = {"a": np.float64(np.nan), "b": (np.arange(2), np.bool_(True)), "c": -np.inf, "d": None}
+    assert plain(held) == {"a": "nan", "b": [[0, 1], True], "c": "-inf", "d": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--force", "--resume"], "give only one of them"),
+        (["--rank", "0"], "--rank needs --distributed"),
+        (["--processes", "2", "--rank", "0"], "needs --distributed"),
+    ],
+)
+def test_options_that_contradict_each_other(options, sentence, file, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.run(["solve", f"{file}:problem", *options, "--out", str(out)]) == 2
+    assert sentence in capsys.readouterr().err and not out.exists()
+
+
+def test_debugging_is_an_option_and_an_interrupt_has_its_code(monkeypatch, capsys):
+    monkeypatch.setenv("PDBO_DEBUG", "0")  # put back in the end
+    assert cli.run(["--debug", "list"]) == 0 and os.environ["PDBO_DEBUG"] == "1"
+    for raised, code, said in (
+        (KeyboardInterrupt(), 130, "pdbo: interrupted.\n"),
+        (cli.Terminated(), 143, "pdbo: terminated.\n"),
+        (cli.RunError("no luck."), 1, "pdbo: no luck.\n"),
+    ):
+
+        def stop(*_, raised=raised, **__):
+            raise raised
+
+        monkeypatch.setattr(cli, "say", stop)
+        capsys.readouterr()
+        assert cli.run(["list"]) == code
+        assert capsys.readouterr().err == said
+
+
+def test_the_command_leaves_with_the_code_of_its_run(monkeypatch, capsys):
+    left = []
+    monkeypatch.setattr(cli.signal, "getsignal", lambda _: print)  # a handler that stays
+    monkeypatch.setattr(cli.warnings, "showwarning", None)  # so that it is put back in the end
+    monkeypatch.setattr(cli.os, "_exit", left.append)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        cli.main(["list"])
+    assert not left and "toy" in capsys.readouterr().out
+
+    def stop(*_, **__):
+        cli.warnings.warn("take care.", stacklevel=1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "say", stop)
+    with cli.warnings.catch_warnings(), pytest.raises(SystemExit):
+        cli.warnings.simplefilter("always")
+        cli.main(["list"])
+    assert left == [130]  # at once: an interrupted compilation can crash Python's own exit
+    assert capsys.readouterr().err == "pdbo: take care.\npdbo: interrupted.\n"
+
+
+def test_processes_that_cannot_meet_are_told_so(file, tmp_path, capsys):
+    out = tmp_path / "out"
+    alone = ["--distributed", "--processes", "2", "--rank", "2", "--address", "localhost:1"]
+    assert cli.run(["solve", f"{file}:problem", *alone, "--out", str(out)]) == 2
+    assert capsys.readouterr().err == "pdbo: rank must be below processes, 2, got 2.\n"
+    assert not out.exists()

@@ -81,6 +81,19 @@ def test_final_is_the_last_row_of_each(comparison):
     assert np.array_equal(final["f"], comparison.table["f"][[3, 7]])
 
 
+def test_f_is_told_at_what_the_follower_answers():
+    """f = x^2 + y and g = (y - x)^2 / 2: the follower answers y = x, whatever y a run returns."""
+    problem = pdbo.Problem(lambda x, y: x**2 + y, lambda x, y: 0.5 * (y - x) ** 2)
+    solvers = {"PDBO": PDBO, "fails": pdbo.ITD(outer_step=np.inf)}
+    result = pdbo.compare(problem, 2.0, 0.5, solvers, budget=3, every=3, optimum=(-0.5, -0.5))
+    x, y = (abs(result.final()[f"{name}_error"][0]) - 0.5 for name in "xy")
+    assert result.final()["f"][0] == pytest.approx(x**2 + y)
+    assert abs(x - y) > 0.1 and result.f_resolved["PDBO"] == pytest.approx(x**2 + x)
+    assert result.f_resolved["fails"] == pytest.approx(2.0**2 + 2.0)  # it never left its start
+    head, *lines = str(result).splitlines()
+    assert "f resolved" in head and f"{x**2 + x:.6g}" in lines[0]
+
+
 def test_budget_in_calls():
     """All rows are within it, and another round of `every` steps would not have been."""
     result = pdbo.compare(cases.home(), *START, [PDBO, ITD], budget={"calls": 200}, every=10)
@@ -103,6 +116,21 @@ def test_budget_in_seconds(monkeypatch):
     assert result.table["step"].tolist() == [0, 20, 40, 60]
 
 
+def test_success_is_what_solve_calls_success():
+    """A solver that meets the certificate succeeds, also if the budget or itself ends the run."""
+    problem = pdbo.Problem(lambda x, y: (y - 1) ** 2 + x**2, lambda x, y: (y - x) ** 2)
+    solvers = {
+        "exact": pdbo.AutoPDBO(),
+        "near": pdbo.ITD(outer_step=0.2, inner_step=0.4, inner_steps=60),
+        "slow": pdbo.ITD(outer_step=1e-3, inner_step=0.4, inner_steps=60),
+    }
+    result = pdbo.compare(problem, 3.0, 1.0, solvers, budget=100)
+    met = [name for name, how in result.results.items() if how is pdbo.RESULTS.success]
+    assert met == ["exact", "near"] and np.all(result.final()["eps"][:2] <= 1e-4)
+    assert abs(pdbo.solve(problem, 3.0, 1.0).x - 0.5) < 1e-12
+    assert result.results["slow"] is pdbo.RESULTS.max_steps and result.final()["eps"][2] > 1e-4
+
+
 def test_a_solver_that_fails_keeps_its_rows_and_code():
     problem = cases.home(f=0.4)
     slow = pdbo.ITD(outer_step=1e-4)
@@ -120,6 +148,7 @@ def test_a_solver_that_fails_at_once():
     problem = pdbo.Problem(lambda x, y: jnp.sqrt(x**2) + y**2, lambda x, y: (y - 1) ** 2)
     result = pdbo.compare(problem, 0.0, 0.0, [ITD], budget=10)
     assert result.results == {"ITD": pdbo.RESULTS.nonfinite}
+    assert np.isnan(result.f_resolved["ITD"]) and " - " in str(result)
     assert len(result.final()["step"]) == len(result.table["step"]) == 0
 
 

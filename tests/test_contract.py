@@ -271,20 +271,36 @@ def test_f_without_y_and_g_without_x(kind):
 
 
 def test_takes_no_second_derivative(kind):
-    """Neither a first-order method nor the driver with its certificates; the others are caught."""
-    plain = cases.home()
-    guarded = pdbo.Problem(*map(cases.first_order, (plain.f, plain.g)), plain.data)
-
-    def run(x, y):
-        return pdbo.solve(guarded, x, y, home(kind), steps=3)
-
-    start = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
-    trace = functools.partial(eqx.filter_eval_shape, run, *start)
+    """Of a first-order method; the others are caught."""
+    x, y = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
+    trace = functools.partial(eqx.filter_eval_shape, one_step, home(kind), x, y)
     if kind.needs_products:
         with pytest.raises(AssertionError, match="second derivative"):
             trace()
     else:
         assert trace().x.shape == cases.X0.shape
+
+
+def guarded():
+    """The home problem without second derivatives."""
+    plain = cases.home()
+    return pdbo.Problem(*map(cases.first_order, (plain.f, plain.g)), plain.data)
+
+
+def one_step(solver, x, y):
+    state = solver.init(guarded(), x, y, jax.random.key(0))
+    return solver.output(solver.step(guarded(), state))
+
+
+@pytest.mark.parametrize("method", [pdbo.AutoPDBO, pdbo.MEHA, pdbo.PDBO], ids=lambda m: m.__name__)
+def test_the_driver_takes_no_second_derivative(method):
+    """With its certificates: MEHA has no multiplier, the others have one of their own."""
+
+    def run(x, y):
+        return pdbo.solve(guarded(), x, y, home(method), steps=3)
+
+    start = jnp.asarray(cases.X0), jnp.asarray(cases.Y0)
+    assert eqx.filter_eval_shape(run, *start).x.shape == cases.X0.shape
 
 
 # What follows is about runs of `solve`, in a session as users have it: without 64-bit types.

@@ -1,5 +1,7 @@
 """Constraints that couple the levels: closed forms, linear programs, brute force, and refusals."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,12 @@ import pytest
 import scipy.optimize
 
 import pdbo
-from pdbo import RESULTS, Box, Equal, NonNegative, Problem, ProblemError
+from pdbo import RESULTS, Box, Equal, NonNegative, Problem, ProblemError, _coupled
+from pdbo.coupled import rounds
 from pdbo.coupled.certificate import fit
 from pdbo.coupled.model import Model
+from pdbo.coupled.polish import polish
+from pdbo.coupled.rounds import Found, Search
 from pdbo.problems import bolib
 from pdbo.sets import Affine, Ball, Free, Halfspace, Polyhedron, Product, Set, Simplex
 
@@ -95,6 +100,29 @@ def test_a_linear_follower_against_a_grid_of_linear_programs():
     np.testing.assert_allclose(solution.f, lowest(float(solution.x[0])), atol=1e-5)
 
 
+def test_a_tiny_number_is_not_taken_for_the_unit_of_x():
+    """x ends at zero but for rounding, where g is flat in y and the leader picks the lowest y."""
+    entry = bolib.get("MitsosBarton2006Ex311")
+    found = pdbo.solve(entry.problem, *entry.start)
+    assert found.ok
+    np.testing.assert_allclose([found.f, found.f_resolved, found.y[0]], -0.8, atol=1e-6)
+    assert pdbo.certify(entry.problem, np.array([-1e-19]), np.array([-0.8])).eps < 1e-6
+
+
+def test_the_answer_of_an_indifferent_follower_is_y(recwarn):
+    """All y with y0 + y1 = 1 are as good for him; the leader's y is one of them."""
+    problem = Problem(
+        lambda x, y: (x - 1) ** 2 + (y[0] - 0.2 * x) ** 2, lambda x, y: -y[0] - y[1],
+        x_set=Box(-2.0, 2.0), y_set=Box(-2.0, 2.0),
+        inner_constraint=lambda x, y: y[0] + y[1] - 1,
+    )  # fmt: skip
+    found = pdbo.multistart(problem, 0.1, np.zeros(2), starts=4)
+    assert found.ok
+    np.testing.assert_allclose([found.x, found.f, found.f_resolved], [1, 0, 0], atol=1e-5)
+    np.testing.assert_allclose(found.y_resolved, [0.2, 0.8], atol=1e-4)
+    assert not [w for w in recwarn if issubclass(w.category, pdbo.errors.AnswerWarning)]
+
+
 def test_an_outer_constraint_on_both():
     problem = Problem(
         lambda x, y: x**2 + y**2, lambda x, y: (y - x) ** 2,
@@ -118,6 +146,22 @@ def test_multistart_takes_starts_and_returns_all():
     best = pdbo.multistart(TUG, starts, starts)
     assert best.ok and best.all.x.shape == (3,) and 0 <= best.index < 3
     np.testing.assert_allclose(best.x, 0.25, atol=1e-6)
+
+
+def test_given_starts_are_in_the_problems_units(monkeypatch):
+    """Measured in 1e5 the search starts where it is told to."""
+    seen = []
+
+    def search(model, starts, seed):
+        seen.append(starts * model.length)
+        return Search(model, starts, seed)
+
+    monkeypatch.setattr("pdbo._coupled.Search", search)
+    x0s, y0s = np.array([2e4, 3e5]), np.array([1e4, 1e5])
+    best = pdbo.multistart(scaled(1.0, 1.0, 1.0, 1e5), x0s, y0s)
+    np.testing.assert_allclose(seen[0], np.stack([x0s, y0s], axis=1))
+    assert best.ok
+    np.testing.assert_allclose(best.x, 0.25e5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("units", [(1e6, 1e-6, 1e5, 1.0), (1e-6, 1e6, 1e-5, 1e4), (1, 1, 1, 1e-4)])
@@ -175,6 +219,17 @@ def test_unbounded_and_infeasible_are_results_of_their_own():
     assert pdbo.solve(shut, 0.0, 0.0, throw=False).result is RESULTS.infeasible
 
 
+def test_an_inner_problem_without_a_point_at_the_start():
+    """y is in [1, x]: there is none at x = 0."""
+    problem = Problem(
+        lambda x, y: (x - 1.5) ** 2 + y, lambda x, y: (y - 3) ** 2,
+        inner_constraint=lambda x, y: jnp.stack([1 - y, y - x]),
+    )  # fmt: skip
+    found = pdbo.solve(problem, 0.0, 0.0)
+    assert found.ok
+    np.testing.assert_allclose([found.x, found.y], [1.0, 1.0], atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("constraints", "match"),
     [
@@ -186,16 +241,59 @@ def test_unbounded_and_infeasible_are_results_of_their_own():
             {"inner_constraint": lambda x, y: "y"},
             r"inner_constraint\(x, y\) must be a number or an",
         ),
+        (
+            {"inner_constraint": lambda x, y: -1},
+            "is the constant -1: it depends on neither x nor y",
+        ),
+        ({"inner_constraint": lambda x, y: Equal(0.5)}, r"\.value is the constant 0\.5"),
+        (
+            {"inner_constraint": lambda x, y: Equal({"a": y - x})},
+            "inner_constraint: pdbo.Equal takes a number or an array, got dict; put it around each",
+        ),
+        ({"outer_constraint": lambda x, y: Equal(Equal(y - x))}, "takes .* got Equal; put it"),
+        ({"inner_constraint": lambda x, y: jnp.arange(3)}, r"is int\d\d for float\d\d x and y"),
+        (
+            {"inner_constraint": lambda x, y: jax.lax.complex(y, y)},
+            r"is complex\d+ for float\d\d x and y",
+        ),
+        ({"inner_constraint": lambda x, y: y - jnp.nan}, "inner_constraint is not finite at the"),
+        ({"inner_constraint": lambda x, y: None}, "inner_constraint returns no numbers"),
+        ({"inner_constraint": lambda x, y: y - x[0]}, "check the shapes of x0, y0 and data"),
+        ({"inner_constraint": lambda x, y, d: y - x}, "has the wrong number of arguments"),
+        ({"inner_constraint": lambda x, y: y - x if y > 0 else y}, "in place of a Python if"),
         ({"inner_constraint": lambda x, y: y < x}, r"is bool for float\d\d x and y"),
         ({"inner_constraint": lambda x, y: y @ np.ones(3)}, "inner_constraint cannot be evaluated"),
         ({"outer_constraint": lambda x, y: []}, "outer_constraint returns no numbers"),
         ({"inner_constraint": lambda x, y: jnp.log(y - 5)}, "inner_constraint is not finite"),
+        (  # -inf at the start, and y <= 2 elsewhere
+            {"inner_constraint": lambda x, y: jnp.stack([jnp.log(y - 1), y - x - 9])},
+            "inner_constraint is not finite",
+        ),
+        ({"outer_constraint": lambda x, y: jnp.log(x - 1)}, "outer_constraint is not finite"),
     ],
 )
 def test_bad_constraints(constraints, match):
     with pytest.raises(ProblemError, match=match) as error:
         pdbo.solve(Problem(TUG.f, TUG.g, **constraints), 1.0, 1.0)
     assert str(error.value).count(". ") == 0
+    kept = error.value.solution  # nothing is lost
+    if kept is not None:
+        assert kept.result is RESULTS.bad_problem and float(kept.x) == 1.0
+
+
+def test_a_row_that_appears_far_from_the_start_is_not_overlooked():
+    """It is minus infinity wherever rows are looked at first, and then demands y <= 1e6."""
+    limits = np.array([0.0, np.inf])
+    problem = Problem(TUG.f, TUG.g, inner_constraint=lambda x, y: y - x - limits)
+    assert pdbo.solve(problem, 1.0, 1.0).ok  # an infinite limit is none
+    late = lambda x, y: jnp.where(x < 1e6, -jnp.inf, y - 1e6)
+    problem = Problem(
+        lambda x, y: -x, lambda x, y: (y - x) ** 2, x_set=Box(0.0, 3e6),
+        inner_constraint=lambda x, y: jnp.stack([late(x, y), y - x - 9]),
+    )  # fmt: skip
+    assert pdbo.certify(problem, 2e6, 2e6).feasibility > 0.1
+    found = pdbo.solve(problem, 1.0, 1.0, throw=False)
+    assert not found.ok
 
 
 def test_what_cannot_handle_constraints_says_so():
@@ -229,13 +327,20 @@ SETS: list[Set] = [
 
 @pytest.mark.parametrize("set_", SETS, ids=lambda s: type(s).__name__)
 def test_the_rows_of_a_set_say_what_it_contains(set_):
-    rng = np.random.default_rng(0)
-    points = [rng.normal(size=3) for _ in range(20)]
-    points += [np.asarray(set_.project(p)) for p in points]
-    for z in points:
-        below, zero = set_.constraints(z)
-        inside = bool(np.all(np.asarray(below) <= 1e-6) and np.all(np.abs(zero) <= 1e-6))
-        assert inside == bool(set_.contains(z, 1e-5))
+    draws = np.random.default_rng(0).normal(size=(20, 3))
+
+    @jax.jit
+    @jax.vmap
+    def look(z):
+        return set_.project(z), set_.constraints(z), set_.contains(z, 1e-5)
+
+    inside = []
+    for points in (draws, look(draws)[0]):
+        _, (below, zero), contained = jax.tree.map(np.asarray, look(points))
+        rows = np.all(below <= 1e-6, 1) & np.all(np.abs(zero) <= 1e-6, 1)
+        assert rows.tolist() == contained.tolist()
+        inside.append(rows)
+    assert inside[1].all()
 
 
 def test_a_polyhedron_is_what_other_sets_are():
@@ -387,3 +492,116 @@ def test_bolib_is_complete():
     np.testing.assert_allclose(problem.outer(x, y), entry.evaluate(entry.f, x, y), rtol=1e-6)
     rows = [entry.evaluate(row, x, y) for row in entry.inner]
     np.testing.assert_allclose(problem.constraint("inner", x, y), rows, rtol=1e-6)
+
+
+# Parts of the search.
+
+
+def found(x, y, f, g=0.0, violation=0.0, value=0.0):
+    """Points of TUG with numbers of one's own."""
+    columns = np.broadcast_arrays(x, y, f, g, violation, value)
+    x, y, f, g, violation, value = (np.atleast_1d(c).astype(float) for c in columns)
+    return Found(x[:, None], y[:, None], f, g, violation, value, np.arange(len(x)))
+
+
+@pytest.fixture
+def search():
+    return Search(Model(TUG, 1.0, 0.0), np.array([[1.0, 0.0]]), 0)
+
+
+def test_a_point_far_away_counts_if_it_is_lower_than_all_others(search):
+    far = 1e6
+    assert search._beyond(found([1.0, 2.0], 0.0, [3.0, 4.0])) is None  # none is far away
+    alone = search._beyond(found([far], 0.0, [3.0]))
+    assert alone is not None and alone.x[0, 0] == far
+    lower = search._beyond(found([1.0, far], 0.0, [3.0, 1.0]))
+    assert lower is not None and lower.x[0, 0] == far
+    assert search._beyond(found([1.0, far], 0.0, [3.0, 3.0])) is None
+    # so far away, a violation of 1e-5 may explain a decrease of 2
+    assert search._beyond(found([1.0, far], 0.0, [3.0, 1.0], violation=1e-5)) is None
+
+
+def test_the_first_point_that_more_inner_solves_do_not_refute(search, monkeypatch):
+    """g is 0 at every point, and the inner solves find a value of its own for every x."""
+    values = {1.0: np.inf, 2.0: 0.5, 3.0: -1.0, 4.0: 0.0}
+    monkeypatch.setattr(
+        search, "lookout", lambda x, y: (np.array([[9.0]]), np.array([values[float(x[0])]]))
+    )
+    looked = found([1.0, 1.0, 2.0, 3.0, 4.0], 0.0, 0.0, value=[0.0, 0.0, 0.5, 0.0, 0.0])
+    point, *_ = search._unrefuted(looked)
+    assert point is not None and point.x[0, 0] == 4.0
+    monkeypatch.setattr(rounds, "CHECKS", 2)
+    point, minima, around = search._unrefuted(looked)
+    assert point is None and minima.size == around.size == 0
+
+
+def test_points_stay_where_a_polish_ends_nowhere(search, monkeypatch):
+    nowhere = np.full((1, 1), np.nan)
+    monkeypatch.setattr(rounds, "polish", lambda *_: (nowhere, nowhere, nowhere))
+    point, weights = found([1.0], 0.5, 2.0), np.ones(3)
+    same, kept = search.polished(point, weights)
+    assert same is point and kept is weights
+
+
+def test_a_curved_row_is_reached_by_gauss_newton_steps(monkeypatch):
+    """From outside the unit circle, along the ray: each step is one of Newton for a root."""
+    problem = Problem(
+        lambda x, y: x**2, lambda x, y: -jnp.sum(y), inner_constraint=lambda x, y: y @ y - 1
+    )
+    model = Model(problem, 1.0, np.array([0.5, 0.0]))
+    search = Search(model, np.array([[1.0, 0.5, 0.0]]), 0)
+    x, y = np.ones((1, 1)), np.array([[1.001, 0.0]]) / model.length[1:]
+    ends = search._onto_rows(x, y) * model.length[1:]
+    np.testing.assert_allclose(ends, [[1.0, 0.0]], atol=1e-7)
+    monkeypatch.setattr(rounds, "ONTO", 1)
+    once = search._onto_rows(x, y) * model.length[1:]
+    np.testing.assert_allclose(once, [[(1.001 + 1 / 1.001) / 2, 0.0]], atol=1e-12)
+
+
+def test_a_linear_problem_has_no_program():
+    problem = Problem(
+        lambda x, y: x + 2 * y, lambda x, y: -y, inner_constraint=lambda x, y: y - 3 * x - 1
+    )
+    model = Model(problem, 1.0, 2.0)
+    assert not len(model.curved)
+    z = np.array([[0.3, -0.7]])
+    rows = model.rows(z) / model.unit
+    x, y = z[0] * model.length
+    np.testing.assert_allclose(rows, [[x + 2 * y, -y, y - 3 * x - 1]], rtol=1e-12)
+    ones, none = np.ones((1, 3)), np.zeros((1, 3))
+    d = model.derive(z, ones, none, np.zeros((1, 1)))
+    J = d.J[0] / model.unit[:, None] / model.length
+    np.testing.assert_allclose(J, [[1, 2], [0, -1], [-3, 1]], rtol=1e-12)
+    assert not np.any(d.H)
+    np.testing.assert_allclose(model.slopes(z, ones)[1], d.J.sum(axis=1)[:, 1:], rtol=1e-12)
+
+
+def test_what_is_observed_is_in_the_history():
+    solution = pdbo.solve(TUG, 1.0, 0.0, observe=lambda x, y: {"apart": abs(x - y)})
+    np.testing.assert_allclose(solution.history["apart"][-1], 0.0, atol=1e-6)
+    row = _coupled._row(Model(TUG, 1.0, 0.25), 0, rounds.Round(0, None), lambda x, y: {"y": y})
+    np.testing.assert_allclose(row["y"], [0.25])  # no point has been found: the start
+    assert np.isnan(row["f"])
+
+
+def test_small_programs_run_on_the_processor(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with _coupled._on_cpu():
+        assert jax.config.jax_default_device == jax.devices("cpu")[0]
+    assert jax.config.jax_default_device is None
+
+
+def test_a_problem_with_constraints_has_no_state():
+    start = SimpleNamespace(problem=TUG, x=1.0, y=0.0, state=1)
+    with pytest.raises(ProblemError, match="has no state: give x0 and y0"):
+        _coupled._check_options(start, pdbo.AutoPDBO(), None)
+
+
+def test_a_slope_without_end_ends_a_polish():
+    problem = Problem(
+        lambda x, y: x**2 + jnp.sqrt(y), lambda x, y: (y - x) ** 2,
+        inner_constraint=lambda x, y: -y,
+    )  # fmt: skip
+    model = Model(problem, 1.0, 1.0)
+    x, y, _ = polish(model, np.ones((1, 1)), np.zeros((1, 1)), np.ones(len(model.kept)))
+    np.testing.assert_array_equal([x, y], [[[1.0]], [[0.0]]])

@@ -1,6 +1,8 @@
 """The estimators with L1, groups and squares: scikit-learn's checks, its solvers, differences."""
 
+import importlib.util
 import pickle
+import sys
 import warnings
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+import jax
 import scipy.sparse
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression, Ridge
@@ -16,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import pdbo
 from pdbo.sklearn import (
     BilevelElasticNet,
     BilevelGroupLasso,
@@ -23,10 +27,12 @@ from pdbo.sklearn import (
     BilevelLogisticRegression,
     BilevelRidge,
     PenaltyWarning,
+    _certificate,
+    _fit,
     _ridge,
 )
 from pdbo.sklearn._design import Design
-from pdbo.sklearn._fit import LOGISTIC, SQUARED, Models, Penalty, Task
+from pdbo.sklearn._fit import LOGISTIC, SQUARED, Models, Penalty, Task, _solved
 
 X, Y = load_diabetes(return_X_y=True)
 X, Y = X[:200] * 20, Y[:200]
@@ -38,11 +44,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::pdbo.sklearn.PenaltyWarning")
 
 @parametrize_with_checks(
     [
-        BilevelLasso(max_iter=1),
-        BilevelElasticNet(l1_ratio=0.5, max_iter=1),
-        BilevelRidge(max_iter=1),
-        BilevelGroupLasso(max_iter=1),
-        BilevelLogisticRegression("scalar", penalty="l1"),
+        BilevelLasso(max_iter=1, cv=3),
+        BilevelElasticNet(l1_ratio=0.5, max_iter=1, cv=3),
+        BilevelRidge(max_iter=1, cv=3),
+        BilevelGroupLasso(max_iter=1, cv=3),
+        BilevelLogisticRegression("scalar", penalty="l1", cv=3),
     ]
 )
 def test_scikit_learn_checks(estimator, check):
@@ -151,6 +157,14 @@ def test_ridge_systems_of_any_size(kind, monkeypatch):
     np.testing.assert_allclose(
         system.solve(b), np.linalg.solve((z.T * s) @ z + np.diag(l2), b), rtol=1e-6
     )
+
+
+def test_a_ridge_without_penalties_interpolates():
+    rng = np.random.default_rng(0)
+    x, t, s = rng.normal(size=(40, 400)), rng.normal(size=40), np.full(40, 1 / 40)
+    z = (x - x.mean(0)) / x.std(0)
+    system = _ridge.Ridge(Design(x, np.ones(40), True), s, np.full(400, 1e-20), True)
+    np.testing.assert_allclose(z @ system.solve(z.T @ (s * t)), t - t.mean(), atol=1e-4)
 
 
 # Derivatives.
@@ -267,6 +281,16 @@ def test_the_path_lists_what_was_tried():
     assert path["nonzero"][0] == 0  # the strongest penalty
 
 
+def test_the_level_is_the_one_that_solve_finds():
+    model = BilevelRidge("scalar", random_state=0).fit(X, Y)
+    built = _certificate.problem(model._learned)
+    assert built is not None
+    problem, x, y = built
+    found = pdbo.solve(problem, x + 1.0, jax.tree.map(np.zeros_like, y))
+    assert found.ok and abs(found.x) < 1e-3
+    assert problem.outer(x, y) <= found.f * (1 + 1e-9)
+
+
 def test_certificates():
     exact = BilevelRidge("scalar", random_state=0).fit(X, Y)
     assert exact.certificate_.exact and exact.certificate_.eps < 1e-8
@@ -276,8 +300,26 @@ def test_certificates():
     again = pickle.loads(pickle.dumps(group.fit(X, Y)))
     with pytest.raises(AttributeError, match="look at it before pickling"):
         again.certificate_  # noqa: B018
+    bare = BilevelGroupLasso(
+        "scalar", groups=BLOCKS, fit_intercept=False, random_state=0
+    ).fit(X, Y - Y.mean())  # fmt: skip
+    assert bare.certificate_.inner_gap < 1e-12
     many = BilevelRidge().fit(np.random.default_rng(0).normal(size=(30, 120)), Y[:30])
     assert many.certificate_ is None  # 600 weights
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_the_certificate_of_a_classifier(intercept):
+    """Of three classes: its f is the mean of the held-out losses, its y the minimum of g."""
+    model = BilevelLogisticRegression(
+        "scalar", penalty="l1", fit_intercept=intercept, cv=3, random_state=0
+    ).fit(X[:90, :4], np.digitize(Y[:90], [100, 180]))
+    built = _certificate.problem(model._learned)
+    assert built is not None
+    problem, x, y = built
+    np.testing.assert_allclose(problem.outer(x, y), min(model.path_["loss"]), rtol=1e-6)
+    found = model.certificate_
+    assert found.inner_gap < 1e-9 and ("offsets" in y) == intercept
 
 
 # What scikit-learn's users do with it.
@@ -342,7 +384,7 @@ def test_precision_progress_and_picture(capsys):
         (BilevelGroupLasso(l1_ratio=1.0, groups=BLOCKS), r"a number in \[0, 1\), got 1.0"),
         (BilevelElasticNet(l1_ratio=0), r"None or a number in \(0, 1\], got 0"),
         (BilevelLasso(max_iter=0), "max_iter must be at least 1, got 0"),
-        (BilevelLasso(cv=2), "cv must make at least 3 splits with per='feature', got 2"),
+        (BilevelLasso(cv=1), "k-fold cross-validation requires at least one train/test split"),
         (BilevelLogisticRegression(penalty="l0"), "penalty must be one of l2, l1, elasticnet"),
         (BilevelLogisticRegression(l1_ratio=0.5), "l1_ratio goes with penalty='elasticnet' only"),
     ],
@@ -366,6 +408,55 @@ def test_bad_data():
     splits = [(np.arange(1, 200), np.arange(1)), (np.arange(100), np.arange(100, 200))]
     with pytest.raises(ValueError, match="cv leaves class number 1 out of the samples"):
         BilevelLogisticRegression("scalar", penalty="l1", cv=splits).fit(X, rare)
+    with pytest.raises(ValueError, match="at least one non-zero number"):
+        BilevelLasso().fit(X, Y, sample_weight=np.zeros(len(Y)))
+    weight = np.r_[np.zeros(100), np.ones(100)]
+    one, other = (np.arange(100), np.arange(100, 200)), (np.arange(100, 200), np.arange(100))
+    with pytest.raises(ValueError, match="cv leaves a split without samples to train on"):
+        BilevelLasso("scalar", cv=[one]).fit(X, Y, sample_weight=weight)
+    with pytest.raises(ValueError, match="cv holds out no sample with a positive weight"):
+        BilevelLasso("scalar", cv=[other]).fit(X, Y, sample_weight=weight)
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        pytest.raises(ValueError, match="The loss is not finite: do some features"),
+    ):
+        BilevelLasso("scalar", cv=3).fit(X, Y * 1e200)
+
+
+def test_a_penalty_per_feature_needs_three_splits():
+    with pytest.warns(PenaltyWarning, match="one per feature"):
+        model = BilevelLasso(cv=2, random_state=0).fit(X, Y)
+    assert model.per_ == "scalar"
+    assert model.penalty_.shape == (10,)
+
+
+def test_elastic_net_classifiers_show_both_penalties():
+    x, y = X[:100, :4], (Y[:100] > 140).astype(int)
+    model = BilevelLogisticRegression(
+        "scalar", penalty="elasticnet", l1_ratio=0.5, cv=3, random_state=0
+    ).fit(x, y)  # fmt: skip
+    l1, l2 = np.broadcast_to(model.penalty_, 4), np.broadcast_to(model.l2_penalty_, 4)
+    p = model.predict_proba(x)[:, 1]
+    slope = x.T @ (p - y) + l2 * model.coef_[0]
+    used = model.coef_[0] != 0
+    assert np.any(used)
+    np.testing.assert_allclose(slope[used], -(l1 * np.sign(model.coef_[0]))[used], rtol=1e-3)
+    assert np.all(np.abs(slope) <= l1 * (1 + 1e-3))
+
+
+def test_a_nearly_singular_system_is_solved():
+    """Rounding has made it indefinite by more than any shift that is tried."""
+    H = np.array([[1.0, 1 + 1e-6], [1 + 1e-6, 1.0]])
+    found = _solved(H.copy(), H @ np.array([2.0, 2.0]))
+    np.testing.assert_allclose(found, [2.0, 2.0], rtol=1e-5)
+
+
+def test_a_classifier_with_a_penalty_per_weight():
+    labels = np.digitize(Y[:90], [100, 180])
+    model = BilevelLogisticRegression("weight", penalty="l1", cv=3, max_iter=1, random_state=0)
+    model.fit(X[:90, :4], labels)
+    assert model.penalty_.shape == model.coef_.shape == (3, 4)
+    assert np.all(model.penalty_ > 0)
 
 
 def test_breast_cancer_with_few_features():
@@ -373,3 +464,52 @@ def test_breast_cancer_with_few_features():
     x = StandardScaler().fit_transform(x)
     model = BilevelLogisticRegression(penalty="l1", random_state=0).fit(x[::2], y[::2])
     assert model.score(x[1::2], y[1::2]) > 0.94 and np.mean(model.coef_ != 0) < 0.7
+
+
+def test_a_lasso_by_signs_is_one_by_any_other_method(monkeypatch):
+    rng = np.random.default_rng(0)
+    Z = rng.normal(size=(20, 6))
+    H, c, none = Z.T @ Z, rng.normal(size=6) * 9, np.zeros(0)
+    kinks = Penalty(np.full(6, 4.0), np.zeros(6), none, None).kinks
+    signs = _fit.minimum(H, c, kinks, np.zeros(6))
+    slope = H @ signs + c
+    assert np.all(np.abs(slope) <= 4.0 + 1e-9) and 0 < np.count_nonzero(signs) < 6
+    np.testing.assert_allclose(slope[signs != 0], -4.0 * np.sign(signs[signs != 0]))
+    monkeypatch.setattr(_fit, "_feature_sign", lambda *_: None)  # too many changes
+    np.testing.assert_allclose(_fit.minimum(H, c, kinks, np.zeros(6)), signs, atol=1e-7)
+
+
+def test_a_step_that_lowers_no_loss_is_not_taken(monkeypatch):
+    labels = (Y > 140).astype(float)
+    models = Models(Design(X, np.ones(200), True), LOGISTIC, True)
+    task = Task(np.full(200, 1 / 200), None, labels, 0, 1)
+    term = Penalty(np.zeros(10), np.ones(10), np.zeros(0), None)
+    fit, values = models.blank(task), iter(range(1000))
+    monkeypatch.setattr(models, "_value", lambda *_: float(next(values)))
+    same, moved = models._search(task, term, fit, np.arange(10), np.zeros(11), np.ones(11))
+    assert same is fit and not moved
+
+
+def test_unused_features_are_hollow_in_the_picture():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    x = np.column_stack([X[:, :3], np.ones(len(X))])
+    model = BilevelLasso("group", groups=[0, 0, 1, 2], max_iter=1, random_state=0).fit(x, Y)
+    model.per_, model.penalty_ = "group", np.array([1.0, 2.0, 3.0])
+    axes = model.plot_penalties()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["in use", "zero"]
+    assert 2 in axes.lines[1].get_xdata()
+    matplotlib.pyplot.close(axes.figure)
+
+
+def test_a_broken_scikit_learn_is_not_a_missing_one(monkeypatch):
+    class Broken:
+        def find_spec(self, name, *_):
+            if name == "sklearn":
+                raise ModuleNotFoundError("No module named 'joblib'", name="joblib")
+
+    monkeypatch.delitem(sys.modules, "sklearn")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    spec = pdbo.sklearn.__spec__
+    with pytest.raises(ModuleNotFoundError, match="joblib"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

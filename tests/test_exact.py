@@ -1,15 +1,21 @@
 """The default on problems with closed forms: exact, certified, no answer where there is none."""
 
+import gc
+import threading
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 
 import cases
 import pdbo
+from pdbo.exact.degree import UNKNOWN, degree
 from pdbo.exact.oracle import Oracle
 from pdbo.exact.small import Small
-from pdbo.solvers import Implicit
+from pdbo.solvers import Implicit, _implicit
 
 
 def quadratic_f(x, y, data):
@@ -384,3 +390,118 @@ def test_a_lower_valley_in_sight_is_taken():
     assert sol.ok and float(sol.x) < -1
     alone = pdbo.solve(problem, 1.5, 1.5, Implicit(), observe=lambda x, y: {"double": 2 * x})
     assert alone.history["double"][-1] == 2 * float(alone.x)
+
+
+DEGREES = {
+    "affine": (lambda z: 3 * z.sum() - z[0] / 4 + 1, 1),
+    "square": (lambda z: jnp.mean(jnp.square(2 * z[::-1] - 1)), 2),
+    "power": (lambda z: jnp.sum(z**3), 3),
+    "bilinear": (lambda z: z[:2] @ jnp.ones((2, 2)) @ z[1:], 2),
+    "constant functions": (lambda z: jnp.exp(jnp.arange(3.0)) @ z, 1),
+    "concatenated": (lambda z: jnp.sum(jnp.concatenate([z, 1 - z]).reshape(2, 3)), 1),
+    "chosen by a constant": (lambda z: jnp.sum(jnp.where(jnp.arange(3) > 1, z, z**2)), 2),
+    "chosen by z": (lambda z: jnp.sum(jnp.where(z > 0, z, 2 * z)), UNKNOWN),
+    "divided by z": (lambda z: 1 / z[0], UNKNOWN),
+    "exponential": (lambda z: jnp.exp(z[0]), UNKNOWN),
+    "inside jit": (jax.jit(lambda z: z @ z), 2),
+    "a loop": (lambda z: jax.lax.fori_loop(0, 2, lambda _, v: v * z[0], z[0]), UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_degrees_are_read_off_programs(name):
+    function, expected = DEGREES[name]
+    assert degree(jax.make_jaxpr(function)(jnp.ones(3)).jaxpr, [1.0]) == expected
+
+
+def test_nothing_is_looked_for_beside_a_quadratic_problem():
+    problem, x, y = quadratic(1, 10.0)
+    sol = pdbo.solve(problem, np.zeros(2), np.ones(3))
+    assert sol.ok and sol.certificate.radius == np.inf
+    assert "nowhere is it lower" in sol.certificate.in_words
+    assert sol.history["f_calls"][-1] < 20  # looking from elsewhere takes more than a hundred
+    np.testing.assert_allclose(sol.x, x, rtol=1e-9, atol=1e-9)
+    boxed = pdbo.Problem(quadratic_f, quadratic_g, problem.data, y_set=pdbo.Box(-50.0, 50.0))
+    assert not Oracle(boxed, x, y).quadratic_g
+    cubic = pdbo.Problem(lambda x, y: x**2, lambda x, y: y**3 - 3 * x * y)
+    assert not Oracle(cubic, 1.0, 1.0).quadratic_g
+    hyper = pdbo.Problem(lambda x, y: (y - 1) ** 4, lambda x, y: jnp.exp(x) * y**2 - y)
+    assert Oracle(hyper, 1.0, 1.0).quadratic_g and not Oracle(hyper, 1.0, 1.0).quadratic
+
+
+def saturated(x, y, data):
+    """Penalties that level off at both ends: f curves down almost everywhere."""
+    fit = data["A"] @ y - data["b"]
+    return 0.5 * jnp.mean(fit**2) + 2 * jnp.sum(jax.nn.sigmoid(x) * y**2)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_a_bound_that_holds_x_is_an_answer(scale):
+    """There f is linear, and nothing else says that x changes it."""
+    problem = pdbo.Problem(
+        lambda x, y: -(x + y), lambda x, y: (y - x) ** 2, x_set=pdbo.Box(0.0, 3.0 * scale)
+    )
+    sol = pdbo.solve(problem, scale, scale)
+    assert sol.ok and sol.certificate.exact and sol.steps < 10  # without a search
+    np.testing.assert_allclose((sol.x, sol.y), 3.0 * scale, rtol=1e-12)
+
+
+def test_penalties_that_level_off_end_at_their_best_value():
+    rng = np.random.default_rng(0)
+    weights, best = np.where(np.arange(60) < 6, 1.0, 0.0), np.inf
+    A, V = rng.normal(size=(2, 150, 60))
+    b, c = (M @ weights + 2 * rng.normal(size=150) for M in (A, V))
+    problem = pdbo.Problem(lambda x, y, d: 0.5 * jnp.mean((d["V"] @ y - d["c"]) ** 2), saturated,
+                           {"A": A, "b": b, "V": V, "c": c})  # fmt: skip
+    sol = pdbo.solve(problem, np.full(60, -2.0), np.zeros(60))
+
+    def value(x):  # L-BFGS on the closed form is the independent answer
+        part = 1 / (1 + np.exp(-np.clip(x, -30, 30)))
+        H = A.T @ A / 150 + np.diag(4 * part)
+        y = np.linalg.solve(H, A.T @ b / 150)
+        left = V @ y - c
+        v = np.linalg.solve(H, V.T @ left / 150)
+        return 0.5 * np.mean(left**2), -4 * part * (1 - part) * y * v
+
+    for start in (-2.0, 0.0, 2.0):
+        found = scipy.optimize.minimize(value, np.full(60, start), jac=True, method="L-BFGS-B")
+        best = min(best, found.fun)
+    first = value(np.full(60, -2.0))[0]
+    assert sol.f - best <= 0.01 * (first - best)
+    assert sol.steps <= 80  # steps in units of the curvatures overshot to where f is level
+    assert np.isclose(sol.f, value(np.asarray(sol.x))[0], rtol=1e-9)
+
+
+def test_what_the_last_step_prepared_goes_with_its_problem_and_stays_in_its_thread():
+    def prepared(seed):
+        problem = quadratic(seed, 1.0)[0]
+        path = _implicit.path_of(problem, np.zeros(2), np.ones(3))
+        return problem, path
+
+    problem, path = prepared(0)
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.extend(prepared(1)))
+    thread.start()
+    thread.join()
+    assert elsewhere[1] is not path
+    assert _implicit.path_of(problem, np.zeros(2), np.ones(3)) is path
+    gone = weakref.ref(path)
+    del problem, path
+    gc.collect()
+    assert gone() is None and _implicit._LATEST.entry is None
+
+
+def test_nothing_is_evaluated_twice_and_nothing_else_is_remembered():
+    square = pdbo.Problem(lambda x, y: jnp.sum((y - 1) ** 2), lambda x, y: jnp.sum((y - x) ** 2))
+    fourth = pdbo.Problem(lambda x, y: jnp.sum((y - 1) ** 4), lambda x, y: jnp.sum((y - x) ** 4))
+    with jax.enable_x64(True):
+        for problem, again in ((square, 0), (fourth, 2)):
+            oracle = Oracle(problem, np.zeros(2), np.zeros(2))
+            seen = {}
+            for at in (0.0, 3.0, 3.0):
+                seen[at] = oracle.values(np.zeros(2), np.full(2, at))
+                curved = oracle.products(np.zeros(2), np.full(2, at), np.eye(2))[1]
+            assert oracle.calls.values == 2 and oracle.calls.products == 2 + 2 * again
+            assert seen[0.0].f == 2.0 and seen[3.0].f == (8.0 if problem is square else 32.0)
+            diagonal = 2.0 if problem is square else 12 * 3.0**2
+            np.testing.assert_allclose(curved, diagonal * np.eye(2))

@@ -247,6 +247,24 @@ def test_a_nonconvex_inner_problem_is_left_soon():
     assert np.isfinite(state.size) and np.isfinite(state.y).all()
 
 
+def test_negative_curvature_on_the_way_to_an_inner_minimum_is_no_obstacle():
+    """g has a maximum in y between two minima: every inner solve from near it meets that."""
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((y - 1.5) ** 2) + 0.01 * jnp.sum(x**2),
+        lambda x, y: jnp.sum(y**4 / 4 - y**2 / 2 - x * y),
+    )
+    oracle = Oracle(problem, np.zeros(20), np.zeros(20))
+    inner, x, y = Inner(oracle), np.linspace(0.1, 0.5, 20), np.full(20, 0.01)
+    for _ in range(12):
+        found, at, ok = minimise(inner, x, y, oracle.values(x, y), 1e-8, True)
+        assert ok and not inner.nonconvex
+    roots = [max(np.roots([1, 0, -1, -b]).real) for b in x]
+    np.testing.assert_allclose(found, roots, atol=1e-7)
+    assert np.isclose(at.f, float(problem.outer(x, found)))
+    state = finished(problem, x, y)
+    assert state.status == CONVERGED and np.ptp(state.x) < 1e-5
+
+
 def test_values_that_are_not_finite():
     """f is infinite beyond x = 1, which the first step would pass; the start may not be."""
     problem = pdbo.Problem(
@@ -278,3 +296,64 @@ def test_an_error_along_a_weak_direction_is_seen():
         at[0], at[-1] = 1 + 1e-4, 1.1
         facts = facts_of(problem, at, at)
     assert facts.eps == pytest.approx(0.1 / np.sqrt(n), rel=0.01)
+
+
+def test_a_large_run_towards_infinity_ends_without_a_search():
+    def g(x, y, data):
+        return jnp.mean(jnp.logaddexp(0.0, -data * y)) + 0.5 * jnp.mean(jnp.exp(x) * y**2)
+
+    def f(x, y, data):
+        return jnp.mean(jnp.log1p(jnp.exp(-data * y)))
+
+    labels = np.where(np.arange(600) % 2, 1.0, -1.0)
+    problem = pdbo.Problem(f, g, labels)
+    sol = pdbo.solve(problem, np.zeros(600), np.zeros(600), throw=False)
+    assert not sol.ok and sol.result is pdbo.RESULTS.settled
+    assert sol.certificate.exact and sol.certificate.eps > 1e-3
+    assert type(sol.state.solver).__name__ == "Implicit"
+    assert sol.f < 0.01 * sol.history["f"][0]
+
+
+@pytest.mark.parametrize("n", [800, 1600])  # with a dense preconditioner, and by more products
+def test_an_ill_conditioned_rod_is_solved(n):
+    K = (2 + 1e-4) * np.eye(n) - np.eye(n, k=1) - np.eye(n, k=-1)
+    t = np.linspace(0, 1, n)
+    loads = np.stack([np.ones(n), t, np.sin(9 * t)], axis=1)
+    bend = np.linalg.solve(K, loads)
+    size = np.max(np.abs(bend))
+    wanted, weak = size * np.sin(3 * t), np.sqrt(1e-3) * size * np.eye(3)
+    best = np.linalg.lstsq(np.r_[bend, weak], np.r_[wanted, np.zeros(3)], rcond=None)[0]
+
+    def f(x, y):
+        return jnp.mean(((y - wanted) / size) ** 2) + 1e-3 / n * jnp.sum(x**2)
+
+    def g(x, y):
+        aside = jnp.diff(y, prepend=0.0, append=0.0)
+        return 0.5 * jnp.sum(aside**2) + 0.5e-4 * jnp.sum(y**2) - y @ (loads @ x)
+
+    sol = pdbo.solve(pdbo.Problem(f, g), np.zeros(3), np.zeros(n))
+    assert sol.ok and sol.certificate.exact
+    np.testing.assert_allclose(sol.x, best, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sol.y, bend @ best, rtol=0, atol=1e-6 * size)
+
+
+def test_half_of_the_directions_are_flat_and_the_others_ill_conditioned():
+    n, rng = 600, np.random.default_rng(0)
+    turn = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    curved, flat = turn[:, : n // 2], turn[:, n // 2 :]
+    weights, B = np.geomspace(1e-6, 1, n // 2), rng.standard_normal((n // 2, 3))
+    H, wanted = (curved * weights) @ curved.T, rng.standard_normal(n)
+    follow = curved @ B  # y = follow x + flat z minimises g for every z
+
+    def f(x, y):
+        return 0.5 * jnp.sum((y - wanted) ** 2) + 0.5 * jnp.sum(x**2)
+
+    def g(x, y):
+        return 0.5 * (y - follow @ x) @ (H @ (y - follow @ x))
+
+    sol = pdbo.solve(pdbo.Problem(f, g), np.zeros(3), np.zeros(n))
+    best = np.linalg.solve(B.T @ B + np.eye(3), follow.T @ wanted)
+    assert sol.ok and sol.certificate.exact
+    np.testing.assert_allclose(sol.x, best, rtol=0, atol=1e-5 * np.max(np.abs(best)))
+    y = follow @ best + flat @ (flat.T @ wanted)
+    np.testing.assert_allclose(sol.y, y, rtol=0, atol=1e-5 * np.max(np.abs(y)))

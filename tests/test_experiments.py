@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -495,7 +496,8 @@ def test_scoreboard(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "QUICK_RIVALS", ("PDBO",))
     mine = ("PDBO", pdbo.PDBO())  # a solver of one's own, here with the name of another
     record = runner.run(module, "problems", 1, True, iter, own=mine)
-    assert record["AutoPDBO.solved"].shape == (1, 16)
+    assert record["PDBO.solved"].shape == (1, 16)
+    assert record["AutoPDBO.solved"].shape == (1, 16 // module.EACH)
     for key in ("solved", "f_error", "gap", "steps", "calls"):
         np.testing.assert_array_equal(record[f"PDBO (own).{key}"], record[f"PDBO.{key}"])
     assert "PDBO (own)" in [row[0] for row in module.tables(record)[0].rows]
@@ -512,6 +514,10 @@ def test_scoreboard(monkeypatch, tmp_path):
     report.build(tmp_path)
     assert "mb-3.18" in (tmp_path / "index.html").read_text()
     (figure,) = module.figures(record)
+    assert "AutoPDBO and Implicit from every fourth" in figure.caption
+    older = {k: v for k, v in record.settings.items() if k != "run by solve"}
+    (plain,) = module.figures(dataclasses.replace(record, settings=older))
+    assert "16 starts each: the share" in plain.caption
     for panel in figure.panels:
         for curve in panel.curves:
             assert (np.diff(curve.y) >= 0).all() and curve.y[-1] <= 100
@@ -538,3 +544,63 @@ def test_a_point_is_judged_without_the_package():
     assert at(0.25, 0.5)["solved"]
     assert not at(0.25, 0.4)["valid"]  # not an inner minimum
     assert at(1.0, 1.0)["valid"] and not at(1.0, 1.0)["solved"]
+
+
+def test_linear_followers_are_judged_by_linear_programs(monkeypatch):
+    module = load("bolib")
+
+    def entry(g, *inner):
+        return types.SimpleNamespace(g=g, inner=inner, evaluate=lambda row, x, y: row(x, y))
+
+    x, y = np.array([2.0]), np.array([0.5, 0.5])
+    box = (lambda x, y: y[0] - x[0], lambda x, y: -y[0], lambda x, y: y[1] - 1, lambda x, y: -y[1])
+    linear = entry(lambda x, y: 3 - y[0] + 2 * y[1], *box)
+    assert module.inner_value(linear, x, y) == pytest.approx(1.0, abs=1e-6)
+    endless = entry(lambda x, y: -y[0], lambda x, y: y[1] - 1)
+    assert module.inner_value(endless, x, y) == -np.inf
+    # without an end of SLSQP the point itself is all that is known
+    monkeypatch.setattr(module, "_slsqp", lambda *_, **__: None)
+    curved = entry(lambda x, y: y[0] ** 2 + y[1], *box)
+    assert module.inner_value(curved, x, y) == 0.75
+    assert module.inner_value(curved, x, 3 * y) == np.inf  # it violates a row
+    outside = types.SimpleNamespace(x=np.array([-9.0, 0.0]), fun=-9.0)  # and so does what is found
+    monkeypatch.setattr(module, "_slsqp", lambda *_, **__: outside)
+    assert module.inner_value(curved, x, y) == 0.75
+    monkeypatch.setattr(module, "_slsqp", lambda *_, **__: None)
+    start = bolib.get("MitsosBarton2006Ex314")
+    x, y, calls = module.by_kkt(start, 2)
+    np.testing.assert_array_equal(np.r_[x, y], np.r_[start.x0, start.y0])
+    assert calls == 0
+
+
+def test_numbers_that_slsqp_cannot_take_end_it():
+    assert load("bolib")._slsqp(lambda v: 1 / 0, np.ones(1), []) is None
+
+
+def test_a_refused_problem_counts_as_unsolved(monkeypatch):
+    import pdbo
+
+    module = load("problems")
+
+    def refuse(*_):
+        raise pdbo.ProblemError("not for this set.")
+
+    many = {"solved": True, "certified": True, "f_error": 0.0, "gap": 0.0}
+    for name, double in (("_runs", refuse), ("_solved", refuse), ("_many_starts", lambda *_: many)):
+        monkeypatch.setattr(module, name, double)
+    monkeypatch.setattr(module, "QUICK", ("mb-3.18",))
+    monkeypatch.setattr(module, "QUICK_RIVALS", ("PDBO",))
+    results = module.run(0, True)
+    assert results.settings["refused"]["PDBO"] == {"mb-3.18": "not for this set."}
+    assert "own solver" not in results.settings
+    assert not results.arrays["PDBO.solved"].any() and np.isnan(results.arrays["PDBO.gap"]).all()
+    assert results.arrays[f"{module.MULTISTART}.solved"].all() and not results.calls
+
+
+def test_where_a_path_that_moved_both_ways_ended():
+    toy = load("toy")
+    t = np.linspace(0, 1, 50)[None]
+    record = {"PDBO.x": 0 * t, "PDBO.y": np.stack([0 * t, 0.25 * np.minimum(1, 2 * t)], -1)}
+    assert toy._fate(record, "PDBO", 0) == "stopped at x = 0.000, y2 = 0.250"
+    record["PDBO.y"][..., 1] = 0.25
+    assert toy._fate(record, "PDBO", 0).endswith("and never moved y2, for which x = 0.625 is best")

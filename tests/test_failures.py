@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import random
 import re
 import sys
 
@@ -125,6 +126,12 @@ def _in_place(x, y):
     return jnp.sum(y)
 
 
+def _buffer(x, y):
+    z = np.zeros(2)
+    z[0] = y[0]
+    return jnp.sum(y) + z[0]
+
+
 @pytest.mark.parametrize(
     ("f", "match"),
     [
@@ -132,14 +139,34 @@ def _in_place(x, y):
         (lambda x, y: math.exp(x) + jnp.sum(y), "in place of math, float or int"),
         (_branch, r"use jnp\.where\(condition, a, b\)"),
         (_in_place, r"use y = y\.at\[i\]\.set\(value\)"),
+        (_buffer, r"use z = jnp\.zeros\(n\) and z = z\.at\[i\]\.set\(value\)"),
+        (lambda x, y: jnp.sum(y[y > x]), r"use jnp\.where\(mask, y, 0\.0\) in place of y\[mask\]"),
+        (lambda x, y: jnp.sum(y) * np.random.normal(), "f draws random numbers"),  # noqa: NPY002
+        (lambda x, y: jnp.sum(y) * random.random(), "f draws .*in data="),
         (lambda x, y: jnp.dot(y, jnp.ones(3)), "check the shapes"),
+        (lambda x, y: jnp.sum(y) / 0 * (1 // 0), r"at \(x0, y0\): ZeroDivisionError"),
     ],
-    ids=["numpy", "math", "branch", "in place", "shapes"],
+    ids=[
+        *("numpy", "math", "branch", "in place", "buffer", "mask", "draw", "random", "shapes"),
+        "own fault",
+    ],
 )
 def test_functions_that_cannot_be_traced_get_a_hint(f, match):
     problem = pdbo.Problem(f, lambda x, y: jnp.sum((y - x) ** 2))
-    with pytest.raises(pdbo.ProblemError, match=match):
-        pdbo.solve(problem, 1.0, np.zeros(2))
+    for _ in range(2):
+        with pytest.raises(pdbo.ProblemError, match=match):
+            pdbo.solve(problem, 1.0, np.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["x0", "y0"])
+def test_a_start_that_is_a_list_of_numbers_gets_a_hint(name):
+    problem = pdbo.Problem(lambda x, y: jnp.sum(x - y), lambda x, y: jnp.sum((y - x) ** 2))
+    start = {"x0": jnp.ones(2), "y0": jnp.ones(2)} | {name: [1.0, 2.0]}
+    with pytest.raises(pdbo.ProblemError, match=rf"use {name}=jnp\.array\(\[...\]\) in place of"):
+        pdbo.solve(problem, **start)
+    listed = pdbo.Problem(lambda x, y: (x[0] - 1) ** 2 + y**2, lambda x, y: (y - x[1]) ** 2)
+    sol = pdbo.solve(listed, [0.0, 3.0], 0.0, pdbo.PDBO(), steps=1)  # f may take a list
+    assert isinstance(sol.x, list)
 
 
 def test_derivatives_of_solve_are_refused():

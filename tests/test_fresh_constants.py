@@ -61,3 +61,67 @@ def test_a_function_over_copies_is_made_once():
     closure = FUNCTIONS["closure"]
     assert with_fresh_constants(closure) is with_fresh_constants(closure)
     assert with_fresh_constants(closure) is not closure
+
+
+TARGET = 1.0
+
+
+def scaled(y, c):
+    return jnp.sum((y - c) ** 2)
+
+
+def changing(kind):
+    """f with its minimum over y = x where `set_to` says, by something that f reaches."""
+    array, table, costs = np.ones(2), {"target": 1.0}, [1.0, 1.0]
+    target = 1.0
+
+    def rebind(value):
+        nonlocal target
+        target = value
+
+    def rebind_global(value):
+        globals()["TARGET"] = value
+
+    def set_costs(value):
+        costs[:] = [value, value]
+
+    inner = jax.jit(lambda x, y: scaled(y, array))
+    kinds = {
+        "array": (lambda x, y: scaled(y, array), array.fill),
+        "closure": (lambda x, y: scaled(y, target), rebind),
+        "global": (lambda x, y: scaled(y, TARGET), rebind_global),
+        "dict": (lambda x, y: scaled(y, table["target"]), lambda v: table.update(target=v)),
+        "list": (lambda x, y: scaled(y, jnp.array(costs)), set_costs),
+        "jit": (inner, array.fill),
+        "partial": (functools.partial(lambda c, x, y: scaled(y, c), array), array.fill),
+    }
+    return kinds[kind]
+
+
+@pytest.mark.parametrize("door", ["default", "PDBO"])
+@pytest.mark.parametrize("kind", ["array", "closure", "global", "dict", "list", "jit", "partial"])
+def test_a_value_that_changed_is_used(kind, door):
+    """As in a notebook: a number is changed in one cell, and the cell that solves is run again."""
+    f, set_to = changing(kind)
+    problem = pdbo.Problem(f, lambda x, y: jnp.sum((y - x) ** 2))
+    solver = pdbo.PDBO(primal_step=0.05) if door == "PDBO" else None
+    for value in (1.0, 3.0, 3.0, 1.0):
+        set_to(value)
+        sol = pdbo.solve(problem, np.zeros(2), np.zeros(2), solver, steps=400, throw=False)
+        np.testing.assert_allclose(sol.x, value, atol=1e-10 if door == "default" else 0.1)
+        assert pdbo.certify(problem, np.full(2, value), np.full(2, value)).eps < 1e-8
+        assert pdbo.certify(problem, np.full(2, value + 1), np.full(2, value + 1)).eps > 0.1
+
+
+def test_nothing_is_compiled_again_if_nothing_changed():
+    traced = []
+    target = np.ones(2)
+
+    def f(x, y):
+        traced.append("f")
+        return jnp.sum((y - target) ** 2)
+
+    problem = pdbo.Problem(f, lambda x, y: jnp.sum((y - x) ** 2))
+    pdbo.solve(problem, np.zeros(2), np.zeros(2))
+    first = len(traced)
+    assert pdbo.solve(problem, np.zeros(2), np.zeros(2)).ok and len(traced) == first

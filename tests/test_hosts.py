@@ -1,14 +1,18 @@
 """Processes of one run: they agree, one writes, and a lost one is named."""
 
 import json
+import os
 import re
 import signal
+import socket
 import time
 
 import pytest
 
 import pdbo
 from pdbo import _hosts as hosts
+from pdbo import _signals as signals
+from pdbo import _watch as watch
 from processes import finish, free_address, python, start
 from split import SOLVER, X0, Y0, numbers, problem, worst
 
@@ -196,3 +200,164 @@ def test_the_command_asks_for_distributed(capsys):
     assert cli.run(["solve", f"{__file__}:problem", "--rank", "0"]) == errors.BAD_INPUT
     assert capsys.readouterr().err == "pdbo: --rank needs --distributed.\n"
     assert errors.LOST == hosts.LOST
+
+
+class Board:
+    """A store in memory, of which the other processes know nothing; it may fall silent."""
+
+    def __init__(self, rank, count, silent=False, **messages):
+        self.rank, self.count, self.silent = rank, count, silent
+        self.messages, self.abandoned = {"alive": {}, "gone": {}, "done": {}} | messages, False
+
+    def put(self, topic, rank, text):
+        if self.silent:
+            raise ConnectionError
+        self.messages[topic][rank] = text
+
+    def get(self, topic):
+        return dict(self.messages[topic])
+
+    def abandon(self):
+        self.abandoned = True
+
+
+def end(code):
+    """The end of a process; in a thread it ends the thread alone."""
+    raise SystemExit(code)
+
+
+@pytest.fixture
+def watching(monkeypatch):
+    """A watch on a board, and what it says at the end."""
+    said, begun = [], []
+
+    def say(sentence):
+        said.append(sentence)
+        end(3)
+
+    def begin(board, heartbeat=0.1):
+        monkeypatch.setattr(watch, "Store", lambda: board)
+        begun.append(watch.Watch(heartbeat))
+        return begun[-1], said
+
+    monkeypatch.setattr(watch, "say_and_exit", say)
+    monkeypatch.setattr(watch, "on_abort", lambda _: None)
+    monkeypatch.setattr(watch.threading, "excepthook", lambda _: None)  # as it is for exits
+    monkeypatch.setattr(os, "_exit", end)
+    yield begin
+    for watcher in begun:
+        watcher.over.set()
+
+
+@pytest.mark.parametrize(
+    ("board", "lost", "what"),
+    [
+        (Board(0, 2), 1, "is lost: no sign of life for "),
+        (Board(1, 2, silent=True), 0, "is lost: no sign of life for "),
+        (Board(1, 3, gone={1: "has left", 2: "has left (out of memory)"}), 2, "has left (out of "),
+    ],
+)
+def test_a_watch_names_the_process_that_is_gone(watching, board, lost, what):
+    # the others' beats do not change, so that they are silent from the start
+    watcher, said = watching(board, 0.1 if "lost" in what else 60)
+    assert watcher.over.wait(30)
+    for _ in range(500):
+        if said:
+            break
+        time.sleep(0.01)
+    (sentence,) = said
+    assert sentence.startswith(f"process {lost} of {board.count} {what}")
+    assert f"; process {board.rank} stops. Started again, they carry on" in sentence
+    assert (lost in board.messages["gone"]) == (board.rank == 0 or lost == 2)
+    with pytest.raises(SystemExit):  # JAX aborts a process that is leaving already
+        watcher._aborted()
+
+
+def test_before_an_abort_process_0_is_asked_whether_it_lives(watching):
+    board = Board(1, 2)
+    watcher, said = watching(board, 60)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        board.address = server.getsockname()
+        watcher._aborted()  # it answers: something else is wrong
+    assert not said and not watcher.over.is_set()
+    with pytest.raises(SystemExit):
+        watcher._aborted()
+    assert said[0].startswith("process 0 of 2 is lost: its address no longer answers; process 1")
+
+
+def test_processes_meet_or_say_why_they_leave(watching):
+    board = Board(1, 2, done={0: "yes"})
+    watcher, _ = watching(board, 60)
+    assert watcher.meet(0)
+    board.messages["done"][0] = "no"
+    assert not watcher.meet(0) and board.messages["done"][1] == "no"
+    watcher.leave("no memory")
+    assert board.abandoned and board.messages["gone"] == {1: "has left (no memory)"}
+
+
+def test_the_last_sentence_of_a_process(monkeypatch, capfd):
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(SystemExit) as raised:
+        watch.say_and_exit("process 1 of 2 is lost.")
+    assert raised.value.code == watch.LOST
+    with pytest.raises(SystemExit) as raised:
+        signals.leave_at_once(signal.SIGINT)
+    assert raised.value.code == 130
+    assert capfd.readouterr().err == "pdbo: process 1 of 2 is lost.\npdbo: interrupted.\n"
+
+
+def test_systems_without_signals_of_posix_have_no_handler(monkeypatch):
+    before = watch._handler
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        watch.on_abort(print)
+    assert watch._handler is before
+
+
+def test_signals_are_passed_on_and_another_interrupt_ends_at_once(monkeypatch):
+    """The bytes that Python writes for signals: an unknown one, two interrupts."""
+    monkeypatch.setattr(os, "_exit", end)
+    listener, (theirs, wakeup) = signals.Signals(), socket.socketpair()
+    listener._reader, writer = socket.socketpair()
+    listener._wakeup, listener._before = wakeup.fileno(), {signal.SIGINT: signal.SIG_DFL}
+    sent = bytes([99, signal.SIGINT, signal.SIGINT])
+    with theirs, wakeup, writer, listener._reader:
+        writer.sendall(sent)
+        with pytest.raises(SystemExit) as raised:
+            listener._listen()
+        assert raised.value.code == 130 and listener.received == signal.SIGINT
+        assert theirs.recv(8) == sent
+
+
+def test_joining_fails_in_words(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("address in use")
+
+    monkeypatch.setattr(hosts, "_initialize", refuse)
+    with pytest.raises(pdbo.ProblemError, match=r"process 1 cannot use h:1: .*address in use"):
+        hosts._join("h:1", 2, 1, 8)
+    with pytest.raises(pdbo.ProblemError, match="this process cannot use the address of process 0"):
+        hosts._join(None, None, None, 8)
+    monkeypatch.setattr(hosts.jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(pdbo.ProblemError, match="this process has joined a run already"):
+        hosts._check("h:1", 2, 1, 8)
+
+
+def test_all_processes_that_fail_alike_leave_together(monkeypatch):
+    left = []
+
+    class Watcher:
+        rank, pause = 0, 0.0
+
+        def meet(self, seconds):
+            left.append(seconds)
+            return True
+
+        def close(self):
+            left.append("closed")
+
+    monkeypatch.setattr(hosts, "_join", lambda *_: None)
+    monkeypatch.setattr(hosts, "Watch", lambda _: Watcher())
+    with pytest.raises(ValueError, match="no"), pdbo.distributed("h:1", 2, 0, heartbeat=8):
+        raise ValueError("no")
+    assert left == [8, "closed"]

@@ -30,7 +30,7 @@ def test_one_module_loops_over_the_steps_of_a_solver():
             steps = any(ast.unparse(c.func).endswith("solver.step") for c in inside)
             if steps and any(called(c) in LOOPS for c in inside):
                 found.add((str(path), function.name))
-    assert found == {("_driver.py", "advance"), ("_driver.py", "body")}
+    assert found == {("_driver.py", "_walked")}
 
 
 def test_functions_are_short():
@@ -53,3 +53,13 @@ def test_solvers_and_data_are_asked_not_recognised():
         if called(call) == "isinstance" and kinds & set(ast.unparse(call.args[1]).split(" | "))
     ]
     assert not tests
+
+
+def test_one_module_chooses_the_precision():
+    """The policy opens sessions with and without 64-bit types; `Pending` reopens its own."""
+    chosen = {
+        str(path) for path, tree in TREES.items() for call in calls(tree)
+        if called(call) == "enable_x64"
+    }  # fmt: skip
+    chosen |= {str(p) for p in TREES if "'jax_enable_x64'" in ast.unparse(TREES[p])}
+    assert chosen == {"_precision.py", "_solution.py"}

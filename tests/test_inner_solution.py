@@ -105,6 +105,10 @@ def test_what_has_no_answer_is_refused():
     with pytest.raises(pdbo.ProblemError, match="no inner minimiser was found"):
         pdbo.inner_solution(falling, jnp.array(1.0), jnp.array(0.0))
     assert np.isnan(jax.jit(lambda x: pdbo.inner_solution(falling, x, jnp.array(0.0)))(1.0))
+    rows = pdbo.Batches(np.ones(8), np.ones(8), 4)
+    drawn = pdbo.Problem(lambda x, y, d: x, lambda x, y, d: (y - jnp.mean(d)) ** 2, rows)
+    with pytest.raises(pdbo.ProblemError, match="inner_solution needs all of the data at once"):
+        pdbo.inner_solution(drawn, jnp.array(1.0), jnp.array(0.0))
     coupled = problem(lambda x, y: jnp.sum(y**2), inner_constraint=lambda x, y: x - y)
     with pytest.raises(pdbo.ProblemError, match="inner_solution cannot handle inner_constraint"):
         pdbo.inner_solution(coupled, jnp.array(1.0), jnp.array(0.0))

@@ -207,6 +207,7 @@ def test_the_kernels_on_a_gpu():
     near(value, -np.mean(np.log(shares[np.arange(700), labels])), 1e-5)
     shares[np.arange(700), labels] -= 1
     near(slope["weights"], matrix.T @ shares / 700, 1e-5)
+    near(slope["offsets"], shares.mean(0), 1e-5)
 
 
 def test_gradient_agrees_with_scipy_by_hand():
@@ -328,3 +329,12 @@ def test_dense_matrix_is_the_array_in_every_derivative():
 def test_dense_matrix_refuses(X):
     with pytest.raises(pdbo.ProblemError, match="X must be a real two-dimensional array"):
         DenseMatrix.from_array(X)
+
+
+def test_the_kernels_fall_back_and_zeros_stay_zeros():
+    """A matrix that was not made for a GPU has no slices, and no cotangent gives none."""
+    leaves = jax.tree.leaves(X)
+    near(linear._sliced(*leaves, W["weights"]), DENSE @ W["weights"])
+    zero = linear.ad.Zero(jax.core.ShapedArray((ROWS, CLASSES), W["weights"].dtype))
+    back = linear._transpose(zero, *leaves, W["weights"])
+    assert back == [None] * len(leaves) + [zero]

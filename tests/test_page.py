@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import time
+import types
 import urllib.error
 import urllib.request
 from html.parser import HTMLParser
@@ -120,6 +121,14 @@ def test_claims_that_do_not_hold_lead_to_where_they_would(results):
     assert targets <= ids
     held = re.findall(r'<li class="claim yes">(.*?)</li>', text, re.S)
     assert held and not [claim for claim in held if "-where" in claim]
+
+
+@pytest.mark.parametrize(("name", "judged"), [("problems", False), ("toy", True)])
+def test_quick_runs_too_small_are_not_counted(name, judged):
+    claim = Claim("a", "b", "c", 1.0, "<=", 2.0)
+    record = Record(name, 0, True, {}, {}, {}, (claim,))
+    text = _page._summary([types.SimpleNamespace(record=record, text="")], [])
+    assert ("claims held" in text) == judged and ("too small" in text) != judged
 
 
 def test_hostile_names_stay_text(hostile):

@@ -89,17 +89,40 @@ def test_f_and_g_are_checked_once_per_precision(solver, double, monkeypatch):
     assert seen == ["f", "g"] * (2 if lifted_for_the_certificate else 1)
 
 
-def test_functions_that_insist_on_single_precision_say_so_once_per_result(x32):
-    """A fallback warns, in the run and in the certificate, and nothing is silent."""
-    single = lambda value: value.astype(jnp.float32)
-    problem = pdbo.Problem(
-        lambda x, y: single((x - 1) ** 2 + (y - 1) ** 2), lambda x, y: single((y - x) ** 2)
+def insisting():
+    """f and g return single precision whatever x and y are, so that nothing runs in double."""
+    return pdbo.Problem(
+        lambda x, y: ((x - 1) ** 2 + (y - 1) ** 2).astype(jnp.float32),
+        lambda x, y: ((y - x) ** 2).astype(jnp.float32),
     )
+
+
+def test_functions_that_insist_on_single_precision_say_so_once_per_result(x32):
+    """A fallback warns, in the run, the certificate and the answer, and nothing is silent."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = pdbo.solve(problem, 0.0, 0.0, throw=False)
+        found = pdbo.solve(insisting(), 0.0, 0.0, throw=False)
     said = [str(w.message) for w in caught if issubclass(w.category, PrecisionWarning)]
-    assert len(said) == 2 and "double precision" in said[0] and "single precision" in said[1]
+    kinds = ("so the run is in single", "the certificate is in single", "f_resolved is in single")
+    assert len(said) == 3
+    assert all(kind in text for kind, text in zip(kinds, said, strict=True))
     assert all(w.filename == __file__ for w in caught)
     assert abs(float(found.x) - 1) <= 1e-2
     assert found.x.dtype == jnp.float32 and found.certificate.eps.dtype == np.float32
+    assert found.f_resolved.dtype == np.float32 and abs(found.y_resolved - found.x) <= 1e-3
+
+
+def test_an_error_of_f_is_not_taken_for_a_matter_of_precision(x32):
+    calls = []
+
+    def f(x, y):
+        calls.append(1)
+        if len(calls) > 30:
+            raise ValueError("the file is gone")
+        return (x - 1) ** 2 + (y - 1) ** 2
+
+    problem = pdbo.Problem(f, lambda x, y: (y - x) ** 2)
+    found = pdbo.solve(problem, 0.5, 0.5, cases.paper_pdbo(), steps=2, tol=None)
+    calls += [1] * 30
+    with pytest.warns(PrecisionWarning, match="the file is gone"), pytest.raises(ValueError):
+        found.f_resolved  # noqa: B018

@@ -105,7 +105,7 @@ def test_start_outside_its_set_is_projected_and_said():
     with pytest.warns(pdbo.StartProjected, match=message) as said:
         sol = run(x0=3.0, x_set=pdbo.Box(0.0, 1.0))
     assert 0 <= sol.x <= 1
-    assert [w.filename for w in said] == [__file__]
+    assert {w.filename for w in said} == {__file__}
 
 
 def test_python_numbers_take_the_dtype_of_the_arrays():
@@ -168,3 +168,16 @@ def test_callable_modules_and_partials_are_functions():
 
     problem = pdbo.Problem(functools.partial(lambda s, x, y: s * F(x, y), 2.0), jax.jit(G))
     assert pdbo.solve(problem, 1.0, jnp.ones(2), SOLVER, steps=3).f > 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_index_past_the_end_is_refused(dtype):
+    """JAX returns the last entry, and another problem would be solved."""
+    start = np.zeros(3, dtype)
+    problem = pdbo.Problem(lambda x, y: (y[5] - 1) ** 2, lambda x, y: jnp.sum((y - x) ** 2))
+    with pytest.raises(pdbo.ProblemError, match=r"f reads past the end of x or y.*index 5"):
+        pdbo.solve(problem, start, start)
+    fine = pdbo.Problem(
+        lambda x, y: (y[-1] - 1) ** 2 + jnp.sum(x[1:7] ** 2), lambda x, y: jnp.sum((y - x) ** 2)
+    )
+    assert pdbo.solve(fine, start, start).ok

@@ -149,3 +149,12 @@ def test_families_and_errors():
         problems.get("bda", 0)
     with pytest.raises(ValueError, match="null in"):
         problems.random_quadratic(1, 2, 3)
+
+
+def test_a_problem_without_rows_has_no_constraint():
+    from pdbo.problems import bolib
+
+    assert bolib._rows(()) is None
+    row = bolib._rows(("x[0] - 2*y[1]",))
+    assert row is not None
+    np.testing.assert_array_equal(row(np.ones(1), np.array([0.0, 3.0])), [-5.0])

@@ -35,6 +35,20 @@ def test_the_outcome_waits_until_it_is_looked_at():
     assert "After 20 iterations" in sol.message
 
 
+def test_printing_a_large_run_computes_nothing(monkeypatch):
+    """A certificate of a network may take a minute: it waits until someone asks for it."""
+    options = dict(steps=20, tol=1e-9)
+    small = pdbo.solve(cases.toy(), X0, Y0, cases.paper_pdbo(), **options)
+    monkeypatch.setattr("pdbo._solution.MANY", 2)
+    sol = pdbo.solve(cases.toy(), X0, Y0, cases.paper_pdbo(), **options)
+    for text in (str(sol), sol._repr_html_()):
+        assert sol.is_pending and not sol.answer.known
+        assert "After 20 iterations: not judged yet" in text and "f = " in text
+        assert "eps is" not in text and "solved again" not in text
+    assert "with y solved again" in str(small) and not small.is_pending
+    assert not sol.ok and "not judged yet" not in str(sol) and "eps is" in str(sol)
+
+
 def test_a_run_that_meets_its_tolerance_has_been_judged():
     sol = pdbo.solve(cases.toy(), X0, Y0, cases.paper_pdbo(), tol=0.1, every=10)
     assert not sol.is_pending and sol.ok and sol.steps < 10_000

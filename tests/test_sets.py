@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize, nnls
 
+from pdbo import sets
 from pdbo._errors import ProblemError
 from pdbo.sets import (
     Affine,
@@ -1114,3 +1115,17 @@ def test_import_starts_no_backend():
     code = "import pdbo.sets as s; s.Free(); s.NonNegative()"
     environment = {**os.environ, "JAX_PLATFORMS": "no_such_platform"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_plane_alone_and_numbers_that_are_traced():
+    """A polyhedron without sides is an affine set; under jit its rows need not be known."""
+    A, b, z = np.array([[1.0, 2.0, 0.0]]), np.array([3.0]), jnp.array([4.0, -1.0, 2.0])
+    plane = Polyhedron(A, b).project(z)
+    np.testing.assert_allclose(plane, Affine(A, b).project(z), atol=1e-12)
+    half = jax.jit(lambda d: Polyhedron(C=A, d=d).project(z))(jnp.array([1.0]))
+    np.testing.assert_allclose(half, Halfspace(A[0], 1.0).project(z), atol=1e-12)
+
+
+def test_names_that_no_set_has():
+    with pytest.raises(AttributeError, match=r"module 'pdbo.sets' has no attribute 'Cone'"):
+        sets.Cone  # noqa: B018

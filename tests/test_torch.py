@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import pdbo
+from pdbo.exact.large import Large
+from pdbo.exact.oracle import Oracle
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'pdbo[torch]'")
 
@@ -123,6 +125,39 @@ def test_a_run_equals_that_of_the_same_problem_in_jax(build):
     ]
     for a, b in zip(*(jax.tree.leaves(to_numpy((s.x, s.y))) for s in runs), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_exact_path_asks_torch_for_what_jax_would_compute():
+    """The large method step by step, and second derivatives in one backward pass or several."""
+    states, moved, dense = [], [], []
+    for lib in (torch, jnp):
+        problem, *point = mlp_problem(lib)[0].entered(*mlp_problem(lib)[1:])
+        with jax.enable_x64(True):
+            problem = problem.astype(jnp.float64)
+            oracle = Oracle(problem, *point)
+            large = Large(oracle, 1e-4)
+            x, y = oracle.flat(*point)
+            states.append(large.start(x, y))
+            moved.append(large.step(states[-1]).x)
+            rows = np.eye(oracle.ny)
+            G, H = oracle.products(x, y, rows)
+            v = np.linspace(-1, 1, oracle.ny)
+            bent = oracle.bends(x, y, v, np.eye(oracle.nx + oracle.ny))
+            dense.append((G, H, bent))
+            if lib is torch:
+                one = [oracle.product(x, y, row) for row in rows]
+                np.testing.assert_allclose(G, np.stack([a for a, _ in one], 1), atol=1e-14)
+                np.testing.assert_allclose(H, np.stack([b for _, b in one], 1), atol=1e-14)
+                np.testing.assert_allclose(oracle.curved(x, y, rows[3]), H[:, 3], atol=1e-14)
+                problem.direct(*point).batched = False  # as where a layer has no rule for it
+                np.testing.assert_allclose(oracle.products(x, y, rows)[1], H, atol=1e-14)
+    for a, b in zip(*dense, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    for name in ("x", "y", "v", "gradient"):
+        np.testing.assert_allclose(*(getattr(s, name) for s in states), rtol=1e-9, atol=1e-12)
+    for a, b in zip(states[0].at, states[1].at, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(*moved, atol=1e-5)  # conjugate residuals amplify rounding
 
 
 def toy(**sets):

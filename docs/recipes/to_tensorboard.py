@@ -13,5 +13,5 @@ solver = pdbo.PDBO(primal_step=0.01, dual_step=0.01, inner_step=0.1)
 
 with SummaryWriter("runs") as writer:
     log = pdbo.callbacks.scalars(writer.add_scalar)
-    pdbo.solve(problem, 2.0, jnp.zeros(2), solver, steps=300, callback=log)
+    sol = pdbo.solve(problem, 2.0, jnp.zeros(2), solver, steps=300, callback=log)
 # then: tensorboard --logdir runs

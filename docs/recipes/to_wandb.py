@@ -13,4 +13,4 @@ solver = pdbo.PDBO(primal_step=0.01, dual_step=0.01, inner_step=0.1)
 
 with wandb.init(project="pdbo", mode="offline") as run:  # `wandb sync` uploads it later
     log = pdbo.callbacks.scalars(lambda name, value, step: run.log({name: value}, step=step))
-    pdbo.solve(problem, 2.0, jnp.zeros(2), solver, steps=300, callback=log)
+    sol = pdbo.solve(problem, 2.0, jnp.zeros(2), solver, steps=300, callback=log)

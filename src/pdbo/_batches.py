@@ -274,6 +274,11 @@ class Batches(DataView):
         return [s.source for s in (self.outer, self.inner) if s.source is not None]
 
     @property
+    def whole(self) -> bool:
+        """Whether every batch holds all examples."""
+        return all(s.size == s.length for s in (self.outer, self.inner))
+
+    @property
     def steps_a_pass(self) -> int:
         """The steps after which g has seen all its examples."""
         return -(-self.inner.length // self.inner.size)

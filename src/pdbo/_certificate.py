@@ -53,7 +53,8 @@ class Certificate(eqx.Module):
             solution, relative to x and y, and not subject to a slack.
         curvature: the least curvature of f along the inner minima, relative to the largest; below
             zero the point is a saddle or a maximum. NaN if it was not measured.
-        radius: how far from y lower values of g were looked for, if Y is unbounded.
+        radius: how far from y lower values of g were looked for, if Y is unbounded; infinite if g
+            is quadratic in y, so that there are none.
     """
 
     stationarity: _Number
@@ -74,7 +75,9 @@ class Certificate(eqx.Module):
         """What it says, in a sentence."""
         sentence = f"y is an inner minimiser to {float(self.inner_gap):.1e}"
         if self.exact:
-            if self.radius > 0:
+            if self.radius == np.inf:
+                sentence += " (g is quadratic in y: nowhere is it lower)"
+            elif self.radius > 0:
                 sentence += f" (no lower g was found within {float(self.radius):.2g} of it)"
             sentence += f"; the step left to a solution is {float(self.eps):.1e} of x and y"
             if self.curvature < 0:
@@ -118,6 +121,8 @@ class ConstrainedCertificate(Certificate):
             f"{float(self.feasibility):.1e}, and g at y is {float(self.inner_gap):.1e} above the "
             "lowest value found"
         )
+        if np.isfinite(self.stationarity):
+            sentence += f"; no first-order improvement of f above {float(self.stationarity):.1e}"
         if self.ties > 0:
             sentence += f"; {int(self.ties)} other inner minima tie with y"
         if self.unstable:
@@ -180,7 +185,7 @@ def _text(value: _Number) -> str:
         return str(value)
     if np.asarray(value).dtype.kind == "b":
         return "       yes" if value else "        no"
-    return f"{float(value):10.3e}"
+    return f"{float(value):10.3e}" if not np.isnan(value) else "         -"
 
 
 class _Facts(NamedTuple):
@@ -487,7 +492,7 @@ def _inner_starts(problem: Problem, y: PyTree) -> tuple[PyTree, int]:
     left out if the data come in batches: every gradient would then be a pass over all of them.
     """
     small = sum(leaf.size for leaf in jax.tree.leaves(y)) <= 10_000
-    far = 8 if small and not problem.view.in_batches else 0
+    far = 8 if small and not problem.in_batches else 0
 
     def draw(index: Int[Array, ""]) -> PyTree:
         point = _around(problem.y_set, y, index)

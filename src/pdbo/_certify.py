@@ -59,7 +59,7 @@ def certify(
     _check_options(problem, multiplier, slack, max_slack, iterations)
     problem, x, y = problem.entered(x, y)
     if problem.coupled:
-        from ._coupled import certify_coupled  # it needs SciPy, as nothing else does
+        from ._coupled import certify_coupled  # most problems do without it
 
         return certify_coupled(Start(problem, x, y), chosen(None))
     if examples is not None:
@@ -86,7 +86,7 @@ def _estimated(
     from ._sampled import GROUPS, sampled  # few need it
 
     whole_number("examples", examples)
-    if not problem.view.in_batches:
+    if not problem.in_batches:
         raise ProblemError("examples needs data in batches: give the data as pdbo.Batches(...).")
     fewest = min(problem.data.outer.length, problem.data.inner.length, int(examples))
     if fewest < GROUPS:

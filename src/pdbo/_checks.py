@@ -1,9 +1,11 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
 import functools
-import weakref
+import pickle
+import random
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, SupportsFloat, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeGuard
 
 import equinox as eqx
 import jax
@@ -93,7 +95,7 @@ def point_arrays(x0: PyTree, y0: PyTree, spread: bool = False) -> tuple[PyTree, 
     if len(found) > 1:
         (a, at_a), (b, at_b) = list(found.items())[:2]
         raise ProblemError(f"x and y must share one dtype, but {at_a} is {a} and {at_b} is {b}.")
-    dtype = next(iter(found), jnp.zeros(()).dtype)
+    dtype = next(iter(found), jax.dtypes.canonicalize_dtype(np.float64))
 
     def convert(leaf: ArrayLike) -> Array | np.ndarray:
         there = spread and not isinstance(leaf, jax.Array)
@@ -207,7 +209,8 @@ def undifferentiable(tree: PyTree) -> PyTree:
 # Functions
 
 
-_CHECKED: dict[str, tuple[weakref.ref, PyTree]] = {}  # the last problem found fit, and its point
+FEW = 10_000  # entries of x and y up to which indices are checked
+_CHECKED: dict[str, tuple[Any, ...]] = {}  # what the last problem and point found fit look like
 
 
 def check_functions(problem: "Problem", x: PyTree, y: PyTree) -> None:
@@ -222,34 +225,64 @@ def check_functions(problem: "Problem", x: PyTree, y: PyTree) -> None:
 
 
 def _check_function(name: str, problem: "Problem", x: PyTree, y: PyTree) -> None:
-    like = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), (x, y))
-    last, point = _CHECKED.get(name, (lambda: None, None))
-    if last() is problem and point == like:
+    like = _likeness((problem, x, y))
+    if _CHECKED.get(name) == like or problem.is_known(name, x, y):
         return
     _check_value(name, problem.outer if name == "f" else problem.inner, x, y)
     if not traced(problem, x, y):
-        _CHECKED[name] = weakref.ref(problem), like
+        _CHECKED[name] = like
 
 
-def _hint(error: Exception) -> str:
-    """What to change in a function that JAX cannot trace."""
+def _likeness(tree: PyTree) -> tuple[Any, ...]:
+    """What decides how functions of a tree are compiled: all but the values of its arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    seen = ((v.shape, v.dtype) if hasattr(v, "dtype") else (type(v), v) for v in leaves)
+    return structure, *seen
+
+
+def _hint(error: Exception, x: PyTree, y: PyTree) -> str:
+    """What to change in a function that JAX cannot trace, or in its start; empty if unknown."""
     if isinstance(error, jax.errors.TracerBoolConversionError):
-        return "use jnp.where(condition, a, b) in place of a Python if, min, max or while"
+        return ", use jnp.where(condition, a, b) in place of a Python if, min, max or while"
     if isinstance(error, jax.errors.TracerArrayConversionError):
-        return "use jax.numpy (jnp.sin, jnp.sum, ...) in place of numpy"
+        return ", use jax.numpy (jnp.sin, jnp.sum, ...) in place of numpy"
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return ", use jnp.where(mask, y, 0.0) in place of y[mask]"
     if isinstance(error, jax.errors.ConcretizationTypeError):
-        return "use jax.numpy (jnp.exp, jnp.sqrt, ...) in place of math, float or int"
+        return ", use jax.numpy (jnp.exp, jnp.sqrt, ...) in place of math, float or int"
     if "immutable" in str(error):
-        return "use y = y.at[i].set(value) in place of y[i] = value"
-    return "check the shapes of x0, y0 and data"
+        return ", use y = y.at[i].set(value) in place of y[i] = value"
+    if "setting an array element" in str(error):
+        return ", use z = jnp.zeros(n) and z = z.at[i].set(value) in place of a NumPy array"
+    if isinstance(error, TypeError):
+        for name, start in (("x0", x), ("y0", y)):
+            if _numbers(start):
+                return (
+                    f", use {name}=jnp.array([...]) in place of a {type(start).__name__} of numbers"
+                )
+    shaped = isinstance(error, TypeError | ValueError | IndexError)
+    return ", check the shapes of x0, y0 and data" if shaped else ""
+
+
+def _numbers(start: PyTree) -> bool:
+    """Whether a start is a list or tuple of numbers, which f and g get as such."""
+    return isinstance(start, list | tuple) and all(getattr(v, "shape", None) == () for v in start)
 
 
 def _check_constraint(problem: "Problem", which: str, x: PyTree, y: PyTree) -> None:
     """Raise a ProblemError unless a constraint returns real arrays of the point's dtype."""
     name, wanted = f"{which}_constraint", trees.dtype((x, y))
     out = _evaluated(name, functools.partial(problem.constraint, which), x, y)
+    for leaf in jax.tree.leaves(out, is_leaf=problem.is_equality):
+        if problem.is_equality(leaf) and not jax.tree_util.all_leaves([leaf.value]):
+            raise ProblemError(
+                f"{name}: pdbo.Equal takes a number or an array, got {kind(leaf.value)}; put it "
+                "around each entry of a pytree."
+            )
     for path, leaf in jax.tree_util.tree_leaves_with_path(out):
         where = f"{name}(x, y){jax.tree_util.keystr(path)}"
+        if isinstance(leaf, int | float):
+            raise ProblemError(f"{where} is the constant {leaf!r}: it depends on neither x nor y.")
         if not hasattr(leaf, "dtype"):
             raise ProblemError(f"{where} must be a number or an array, got {kind(leaf)}.")
         if leaf.dtype != wanted:
@@ -259,20 +292,79 @@ def _check_constraint(problem: "Problem", which: str, x: PyTree, y: PyTree) -> N
             )
 
 
+def check_rows(which: str, here: np.ndarray, absent: np.ndarray, depends: bool) -> None:
+    """Raise a ProblemError unless the rows of a constraint can be used.
+
+    Arguments:
+        here: the rows at (x0, y0).
+        absent: which of them are minus infinity wherever they were looked at, so that they say
+            nothing. A row that is minus infinity at (x0, y0) alone, like log(y) at 0, says
+            something elsewhere.
+        depends: whether any row changes with what it should.
+    """
+    name = f"{which}_constraint"
+    if not len(here):
+        raise ProblemError(f"{name} returns no numbers.")
+    if not np.all(np.isfinite(here) | (absent & (here == -np.inf))):
+        raise ProblemError(f"{name} is not finite at the point (x0, y0); choose one where it is.")
+    if not depends and which == "outer":
+        raise ProblemError(f"{name} depends on neither x nor y: it restricts nothing.")
+    if not depends:
+        raise ProblemError(
+            f"{name} never depends on y: what restricts x belongs to outer_constraint."
+        )
+
+
 def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
-    """The shapes that a function returns, in one sentence if it raises."""
+    """The shapes that a function returns, in one sentence if it raises or draws numbers."""
+    before = _generators()
     try:
-        return eqx.filter_eval_shape(call, x, y)
+        out = eqx.filter_eval_shape(call, x, y)
     except Exception as error:  # whatever the user's function raised
         raise ProblemError(
-            f"{name} cannot be evaluated at (x0, y0), {_hint(error)}: {brief(error)}."
+            f"{name} cannot be evaluated at (x0, y0){_hint(error, x, y)}: {brief(error)}."
         ) from error
+    if _generators() != before:
+        raise ProblemError(
+            f"{name} draws random numbers, which happens only once, when it is compiled: draw them "
+            "before and pass them in data=."
+        )
+    return out
+
+
+def _generators() -> bytes:
+    """The state of the global random generators of Python and NumPy."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))  # noqa: NPY002
+
+
+def _check_indices(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
+    """Raise a ProblemError if a function reads past the end of x or y, which JAX does not notice.
+
+    NumPy does. The function is only traced, so nothing is compiled.
+    """
+    if sum(np.size(leaf) for leaf in jax.tree.leaves((x, y))) > FEW or traced(x, y):
+        return
+    point = jax.tree.map(np.array, (x, y))
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
+        try:
+            jax.eval_shape(lambda: call(*point))
+        except IndexError as error:
+            if "out of bounds" in str(error):
+                raise ProblemError(
+                    f"{name} reads past the end of x or y, where JAX would return the last entry: "
+                    f"{brief(error)}."
+                ) from error
+        except Exception:
+            return  # what works with JAX's arrays alone
 
 
 def _check_value(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
     out = _evaluated(name, call, x, y)
+    _check_indices(name, call, x, y)
     if not hasattr(out, "shape") or out.shape != ():
-        got = f"shape {out.shape}" if hasattr(out, "shape") else type(out).__name__
+        got = type(out).__name__
+        if hasattr(out, "shape"):
+            got = f"shape {out.shape}: add the entries up with jnp.sum"
         raise ProblemError(f"{name} must return a scalar, got {got}.")
     if out.dtype != trees.dtype((x, y)):
         raise ProblemError(

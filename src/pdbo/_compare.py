@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import equinox as eqx
 import jax
@@ -16,10 +16,11 @@ from ._checks import whole_number
 from ._driver import Row, begin, chosen, take_steps_jit
 from ._errors import RESULTS, ProblemError
 from ._history import Certified
-from ._options import STEPS, Options
+from ._options import STEPS, TOL, Options
 from ._portfolio import Portfolio, applies, begin_exact
 from ._precision import Start, session
 from ._problem import Problem, check_problem, refuse_constraints
+from ._resolve import answered
 from ._solution import State
 from ._solver import Solver
 from ._verdict import final
@@ -37,11 +38,15 @@ class Comparison(eqx.Module):
             data frame of it: solver, step, calls (all oracle calls so far), seconds (of
             the solver alone, compilation and certificates left out) and the columns of a history,
             with the certificate computed in full in every row.
-        results: how each solver ended, by name.
+        results: how each solver ended, by name: success if the certificate in its last row is
+            within 1e-4, the tolerance of `solve`.
+        f_resolved: f where each solver ended, at the inner problem solved again from its y: what
+            the follower really answers.
     """
 
     table: dict[str, np.ndarray]
     results: dict[str, RESULTS]
+    f_resolved: dict[str, float]
 
     def final(self) -> dict[str, np.ndarray]:
         """The last row of every solver that has one."""
@@ -105,7 +110,7 @@ def compare(
         raise ProblemError("optimum must be a pair (x, y) shaped like the start.")
     problem, x0, y0 = problem.entered(x0, y0)
     optimum = None if optimum is None else problem.arrays(*optimum)
-    tables, results, refused = [], {}, []
+    tables, results, resolved, refused = [], {}, {}, []
     for name, solver in _named(solvers).items():
         try:
             with session(Start(problem, x0, y0), chosen(solver)) as start, reading(start.problem):
@@ -113,16 +118,28 @@ def compare(
                 if found is None:
                     run = begin(start, solver, key)
                     found = _measure(start.problem, run, unit, most, int(every), optimum)
-                rows, code = found
+                rows, code, end = found
+                resolved[name] = _resolved(start.problem, end)
         except ProblemError as error:  # a set the method does not cover: the others go on
             results[name] = RESULTS.bad_problem
             refused.append(error)
             continue
-        results[name] = RESULTS(int(final(code, False)))
+        met = len(rows["eps"]) > 0 and bool(rows["eps"][-1] <= TOL)
+        results[name] = RESULTS(int(final(code, met)))
         tables.append({"solver": np.full(len(rows["step"]), name), **rows})
     if not tables:
         raise refused[0]
-    return Comparison({k: np.concatenate([t[k] for t in tables]) for k in tables[0]}, results)
+    table = {k: np.concatenate([t[k] for t in tables]) for k in tables[0]}
+    return Comparison(table, results, resolved)
+
+
+Measured: TypeAlias = tuple[dict[str, np.ndarray], int, State | None]
+"""The rows of a solver, the code it ended with and its state at the last row."""
+
+
+def _resolved(problem: Problem, end: State | None) -> float:
+    """f at what the follower answers where a solver ended; NaN if it never was anywhere."""
+    return float("nan") if end is None else float(answered(problem, end.point.x, end.point.y).f)
 
 
 def _measure_exact(
@@ -132,7 +149,7 @@ def _measure_exact(
     most: float,
     every: int,
     optimum: tuple[PyTree, PyTree] | None,
-) -> tuple[dict[str, np.ndarray], int] | None:
+) -> Measured | None:
     """The rows of the exact path, if that is how `solve` would solve the problem."""
     if not applies(start, solver):
         return None
@@ -147,7 +164,8 @@ def _measure_exact(
     rows["calls"] = rows["f_calls"] + rows["g_calls"] + rows["products"]
     rows["seconds"] = np.array([path.seconds.get(int(step), 0.0) for step in rows["step"]])
     spent = {"steps": rows["step"], "calls": rows["calls"], "seconds": rows["seconds"]}[unit]
-    return {k: v[spent <= most] for k, v in rows.items()}, int(RESULTS.settled)
+    kept = {k: v[spent <= most] for k, v in rows.items()}
+    return kept, int(RESULTS.settled), found.run
 
 
 def _measure(
@@ -157,29 +175,31 @@ def _measure(
     most: float,
     every: int,
     optimum: tuple[PyTree, PyTree] | None,
-) -> tuple[dict[str, np.ndarray], int]:
-    """The rows of one solver, and the code it ended with."""
+) -> Measured:
+    """The rows of one solver."""
     recorder = Certified(-1.0, jnp.asarray(every, jnp.int32), _Errors(optimum))
     limit = min(most if unit == "steps" else np.inf, run.solver.budget or np.inf)
     jax.block_until_ready(take_steps_jit(problem, run, jnp.zeros((), jnp.int32)))  # compiled here
     rows: list[dict] = []
-    seconds, block, count, before = 0.0, every, every, run
+    seconds, block, count = 0.0, every, every
+    before: State | None = None  # the state at the last row but one
     while True:
         row, code = jax.device_get(_row(recorder, problem, run))
         calls = row["f_calls"] + row["g_calls"] + row["products"]
         spent = {"steps": row["step"], "calls": calls, "seconds": seconds}
         rows.append({**row, "calls": calls, "seconds": seconds})
         if int(code) == RESULTS.nonfinite:
-            kept = rows[:-1]
+            kept, end = rows[:-1], before
             break
         if spent[unit] > most:
             rows.pop()
             if unit == "seconds" or count == 1:
-                kept = rows
+                kept, end = rows, before
                 break
+            assert before is not None  # nothing is spent at the start
             run, block = before, count // 2  # nearer to the budget in smaller blocks
         elif int(code) > RESULTS.max_steps or spent[unit] == most or row["step"] >= limit:
-            kept = rows
+            kept, end = rows, run
             break
         count = int(min(block, limit - int(run.step)))
         before = run
@@ -188,7 +208,7 @@ def _measure(
         seconds += time.perf_counter() - start
     table = {k: np.asarray([r[k] for r in kept]).reshape(len(kept), *np.shape(v))
              for k, v in rows[0].items()}  # fmt: skip
-    return table, int(code)
+    return table, int(code), end
 
 
 def _budget(budget: int | Mapping[str, float]) -> tuple[str, float]:

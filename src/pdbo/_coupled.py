@@ -1,6 +1,7 @@
 """Problems with constraints as the doors run them: checked, searched, certified, returned."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ._certificate import Certificate
-from ._checks import check_functions, point_arrays, report_point, traced
+from ._checks import check_functions, check_rows, point_arrays, report_point, traced
 from ._driver import chosen
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History, columns
@@ -19,16 +20,18 @@ from ._options import Options
 from ._precision import Start, session
 from ._problem import Problem, refuse_constraints
 from ._progress import Progress
+from ._solution import Answer as Known
 from ._solution import Outcome, Solution
 from ._solver import Point, Solver
 from .coupled.certificate import Facts, look
+from .coupled.engine import Lanes
 from .coupled.model import Model, Points, entries_of, shaped
 from .coupled.rounds import ROUNDS, Answer, Found, Round, Search
 
 MOST = 200  # the most entries of x, y and rows together
 STARTS = 16  # those that `solve` makes of the one given
 NUMBERS = 10**6  # in the data
-SAME = 1e-7  # inner values this close are one
+SAME = 1e-6  # inner values this close are one, relative: rows are met up to 5e-8 times multipliers
 
 
 class Searched(NamedTuple):
@@ -89,7 +92,7 @@ def certify_coupled(given: Start, solver: Solver) -> Certificate:
             return certify_large(start.problem, start.x, start.y)
         model = model_of(start.problem, start.x, start.y, start.coarse is None)
         x, y = np.split(model.start, [model.nx])
-        return _facts(model, x, y, None).certificate
+        return _facts(model, x, y, None)[0].certificate
 
 
 def answer_coupled(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, float]:
@@ -99,14 +102,21 @@ def answer_coupled(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, floa
             from ._coupled_large import answer_large  # few problems are
 
             return answer_large(start.problem, start.x, start.y)
-        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        model = Model(start.problem, *point_arrays(start.x, start.y))  # checked by the run
         x, y = np.split(model.start, [model.nx])
-        Y, values = Search(model, model.start[None], 1).lookout(x, y)
-        lowest = np.min(values)
-        apart = np.linalg.norm(Y - y, axis=1)
-        best = np.argmin(np.where(values <= lowest + SAME * max(1.0, abs(lowest)), apart, np.inf))
-        f = model.all_rows(np.concatenate([x, Y[best]])[None])[0][0]
-        return model.point(x, Y[best])[1], float(f)
+        search = Search(model, model.start[None], 1)
+        known = _answered(search, x, y, *search.lookout(x, y))
+        return known.y, float(known.f)
+
+
+def _answered(search: Search, x: np.ndarray, y: np.ndarray, Y: Points, values: Lanes) -> Known:
+    """The lowest of inner solutions at x, of equal ones that nearest to y, and f there."""
+    model, Y, values = search.model, np.vstack([Y, y]), np.append(values, search.value(x, y))
+    lowest = np.min(values)
+    apart = np.linalg.norm(Y - y, axis=1)
+    best = np.argmin(np.where(values <= lowest + SAME * max(1.0, abs(lowest)), apart, np.inf))
+    f = model.all_rows(np.concatenate([x, Y[best]])[None])[0][0]
+    return Known(model.point(x, Y[best])[1], np.float64(f))
 
 
 def _check_options(given: Start, solver: Solver, options: Options) -> None:
@@ -125,8 +135,6 @@ def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Mo
     problem.y_set.check(y, "y_set")
     if check:
         check_functions(problem, x, y)
-    if problem.mesh is not None:
-        raise ProblemError("a problem with constraints cannot be split over devices.")
     size = entries_of(problem, x, y)
     data = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.data))
     if size > MOST or data > NUMBERS:
@@ -137,31 +145,15 @@ def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Mo
     model = Model(problem, x, y)
     first = model.all_rows(model.start[None])[0]
     report_point((0, 0), first[:2])
-    for name, kinds in (("outer_constraint", (2, 3)), ("inner_constraint", (4, 5))):
-        values = first[np.isin(model.kind, kinds)]
-        if np.any(np.isnan(values) | (values == np.inf)):
-            raise ProblemError(
-                f"{name} is not finite at the point (x0, y0); choose one where it is."
-            )
-    _check_dependence(model)
-    return model
-
-
-def _check_dependence(model: Model) -> None:
-    """Raise a ProblemError if a constraint does not depend on what it should."""
     slopes = model.sampled_slopes()
-    for which, kinds, part, where in (
-        ("outer", (2, 3), slice(None), "x nor y: it restricts nothing"),
-        ("inner", (4, 5), slice(model.nx, None), "y: what restricts x belongs to outer_constraint"),
+    for which, kinds, part in (
+        ("outer", (2, 3), slice(None)),
+        ("inner", (4, 5), slice(model.nx, None)),
     ):
-        if getattr(model.problem, f"{which}_constraint") is None:
-            continue
-        own = np.flatnonzero(np.isin(model.kind, kinds))[model.own[which]]
-        if not len(own):
-            raise ProblemError(f"{which}_constraint returns no numbers.")
-        if not np.any(slopes[own][:, part]):
-            never = "depends on neither" if which == "outer" else "never depends on"
-            raise ProblemError(f"{which}_constraint {never} {where}.")
+        if getattr(problem, f"{which}_constraint") is not None:
+            own = np.flatnonzero(np.isin(model.kind, kinds))[model.own[which]]
+            check_rows(which, first[own], ~model.finite[own], bool(np.any(slopes[own][:, part])))
+    return model
 
 
 class _At(NamedTuple):
@@ -194,18 +186,18 @@ def _searched(model: Model, starts: Points, options: Options) -> Searched:
     if answer.held:
         _polish(model, search, answer)
         answer.best = search.clipped(answer.best)
-    facts = _facts(model, answer.best.x[0], answer.best.y[0], None)
+    facts, reply = _facts(model, answer.best.x[0], answer.best.y[0], None, answer)
     if answer.held and facts.eps > tol:
         for near, weights in search.finished(answer.best):
             point = search.clipped(near)
             x, y, known = point.x[0], point.y[0], float(point.value[0] / model.inner_unit)
             if look(model, x, y, known, answer.minima, weights).eps > tol:
                 continue
-            other = _facts(model, x, y, weights)
+            other, elsewhere = _facts(model, x, y, weights)
             if other.eps <= tol:
-                answer.best, facts = point, other
+                answer.best, facts, reply = point, other, elsewhere
                 break
-    return _outcome(model, answer, facts, history, tol)
+    return _outcome(model, answer, facts, reply, history, tol)
 
 
 def _polish(model: Model, search: Search, answer: Answer) -> None:
@@ -233,16 +225,26 @@ def _seed(key: Array | None) -> int:
     return int(np.asarray(data).ravel()[-1]) % 2**31
 
 
-def _facts(model: Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Facts:
-    """What the certificate knows of a point, by inner solves of its own."""
+def _facts(
+    model: Model, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None,
+    answer: Answer | None = None,
+) -> tuple[Facts, Known]:  # fmt: skip
+    """What the certificate knows of a point, by inner solves of its own, and the follower's answer.
+
+    If a search has checked a point hardly apart from it, they start where its check ended.
+    """
     search = Search(model, np.concatenate([x, y])[None], 1)
-    Y, values = search.lookout(x, y)
+    if answer is not None and len(answer.around):
+        Y, values = search.again(x, y, answer.around)
+    else:
+        Y, values = search.lookout(x, y)
     g = float(model.rows(np.concatenate([x, y])[None])[0, 1] * model.sharp[1])
     lowest = float(np.min(values, initial=np.inf))
     near = values <= max(g, lowest) + 1e-4 * max(1.0, abs(g))
     apart = np.linalg.norm(Y - y, axis=1) > 1e-3 * (1 + np.linalg.norm(y))
     value = lowest / model.inner_unit if np.isfinite(lowest) else np.nan
-    return look(model, x, y, value, Y[near & apart], weights)
+    facts = look(model, x, y, value, Y[near & apart], weights)
+    return facts, _answered(search, x, y, Y, values)
 
 
 def _row(model: Model, index: int, round: Round, observe: Callable | None) -> dict[str, np.ndarray]:
@@ -261,7 +263,9 @@ def _row(model: Model, index: int, round: Round, observe: Callable | None) -> di
     return {k: np.asarray(v)[None] for k, v in row.items()}
 
 
-def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: float) -> Searched:
+def _outcome(
+    model: Model, answer: Answer, facts: Facts, known: Known, history: History, tol: float
+) -> Searched:
     certificate, best = facts.certificate, answer.best
     code, note = _verdict(model, answer, facts, tol)
     rows = history.rows
@@ -285,9 +289,8 @@ def _outcome(model: Model, answer: Answer, facts: Facts, history: History, tol: 
         solution(answer.lanes, i, RESULTS.settled, blank, "") for i in range(len(answer.lanes.f))
     ]
     index = int(best.lane[0])
-    chosen = solution(best, 0, code, certificate, note)
-    every[index] = chosen
-    return Searched(chosen, every, index)
+    every[index] = solution(best, 0, code, certificate, note)
+    return Searched(dataclasses.replace(every[index], answer=known), every, index)
 
 
 def _verdict(model: Model, answer: Answer, facts: Facts, tol: float) -> tuple[RESULTS, str]:

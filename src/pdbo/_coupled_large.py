@@ -7,11 +7,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._certificate import Certificate
-from ._checks import point_arrays, report_point
+from ._checks import check_rows, point_arrays, report_point
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
 from ._options import Options
-from ._problem import Problem, values
+from ._precision import is_double
+from ._problem import Problem, constraint_rows, values
 from ._progress import Progress
 from ._solution import Outcome, Solution
 from .coupled.certificate import Facts
@@ -26,6 +27,8 @@ from .coupled.reduced import FIRST, SHRINK, Leader, Point, descend
 STEPS = 200  # those of x, unless said otherwise
 SMALL, LAST = 1e-4, 1e-9  # barriers from and down to which `certify` looks at a point
 FAR = 1e5  # an inner point this large, in sizes of the start, runs away
+MOVES = 3  # random points at which constraints are looked at
+SHRUNK = "the follower's answers end here: his set may have shrunk to a point."
 NOT_CONVEX = "the follower is not seen to be convex, so that g may have lower minima elsewhere."
 BY_GRADIENTS = "the second derivatives of g are not sparse: gradients alone certify nothing."
 
@@ -85,8 +88,6 @@ def _checked(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
     x, y = point_arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
-    if problem.mesh is not None:
-        raise ProblemError("a problem with constraints cannot be split over devices.")
     return problem.x_set.project(x), problem.y_set.project(y)
 
 
@@ -95,14 +96,31 @@ def _oracle(problem: Problem, x: PyTree, y: PyTree) -> Oracle | None:
     f, g = values(problem, x, y)
     report_point((0, 0), (float(f), float(g)))
     for which in ("outer", "inner"):
-        rows = [np.asarray(part) for part in problem.rows(which, x, y)]
-        if any(np.any(np.isnan(part) | (part == np.inf)) for part in rows):
-            raise ProblemError(
-                f"{which}_constraint is not finite at the point (x0, y0); choose one where it is."
-            )
-    double = all(leaf.dtype == np.float64 for leaf in jax.tree.leaves((x, y)))
-    oracle = Oracle(problem, x, y) if double else None
+        if getattr(problem, f"{which}_constraint") is not None:
+            check_rows(which, *_looked_at(problem, which, x, y))
+    oracle = Oracle(problem, x, y) if is_double(x, y) else None
     return oracle if oracle is not None and oracle.sparse else None
+
+
+def _looked_at(
+    problem: Problem, which: str, x: PyTree, y: PyTree
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """A constraint's rows; which are minus infinity elsewhere, too; whether any changes."""
+    rng = np.random.default_rng(0)
+
+    def rows(x: PyTree, y: PyTree) -> np.ndarray:
+        return np.concatenate(constraint_rows(problem.constraint(which, x, y)))
+
+    def moved(leaf: jax.Array) -> jax.Array:
+        return leaf + (1 + abs(leaf)) * rng.uniform(-1, 1, leaf.shape)
+
+    here = rows(x, y)
+    absent, depends = here == -np.inf, False
+    for _ in range(MOVES):
+        x_ = jax.tree.map(moved, x) if which == "outer" else x
+        there = rows(x_, jax.tree.map(moved, y))
+        absent, depends = absent & (there == -np.inf), depends or bool(np.any(there != here))
+    return here, absent, depends
 
 
 class _Told:
@@ -136,7 +154,9 @@ def _by_newton(problem: Problem, oracle: Oracle, options: Options) -> Solution:
             known = {"f": here.f * oracle.units.f, "stationarity": left, "eps": left}
             return told(*oracle.point(here.x, here.at.y), known)
 
-        first = leader.point(oracle.start[0], begun(oracle, *oracle.start), FIRST)
+        inside = leader.within(FIRST)
+        x = np.clip(oracle.start[0], inside.lo, inside.hi)
+        first = leader.point(x, begun(oracle, x, oracle.start[1]), FIRST)
         if first is None:
             return _without_answer(problem, oracle, told)
         each(first)
@@ -146,6 +166,8 @@ def _by_newton(problem: Problem, oracle: Oracle, options: Options) -> Solution:
         code = RESULTS.success
     elif facts.eps <= tol:
         note = NOT_CONVEX
+    elif facts.feasibility > max(tol, 1e-3) and not oracle.bound_outside:
+        note = SHRUNK
     elif facts.feasibility > max(tol, 1e-3):
         code, note = RESULTS.infeasible, "no point was found that meets outer_constraint."
     elif told.stopped:

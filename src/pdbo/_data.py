@@ -36,6 +36,11 @@ class DataView(eqx.Module):
         return []
 
     @property
+    def whole(self) -> bool:
+        """Whether every mini-batch holds all examples."""
+        return False
+
+    @property
     def blocks(self) -> tuple[int, int]:
         """How many fixed batches the examples of f and of g are cut into."""
         return 1, 1

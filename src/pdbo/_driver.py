@@ -1,6 +1,6 @@
 """The one loop over a solver's steps: compiled in chunks, with the host looking on in between."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import equinox as eqx
@@ -22,8 +22,8 @@ from ._progress import Pace
 from ._solution import State, launch
 from ._solver import Solver
 from ._verdict import RUNNING, runaway
-from .exact.oracle import Oracle
 from .solvers._batch_pdbo import BatchPDBO
+from .solvers._implicit import path_of
 from .solvers._streamed import streamed
 from .solvers.auto import AutoPDBO
 
@@ -97,7 +97,7 @@ def advance(
         state, step, _, count, written, _ = s
         ahead = jnp.minimum(_to_next(every, step), until - step)
         ahead = jnp.where(first & (count == 0), 0, ahead)
-        moved = lax.fori_loop(0, ahead, lambda _, s: placed(solver.step(problem, s)), state)
+        moved = _walked(problem, solver, state, ahead, placed)
         row, code = recorder.record(problem, State(solver, moved, step + ahead, scale))
         kept = code != RESULTS.nonfinite  # else the run stays at the last good record
         after = jax.tree.map(lambda buffer, value: buffer.at[count].set(value), written, row)
@@ -112,6 +112,41 @@ def advance(
     start = (run.solver_state, run.step, running, none, buffers, jax.tree.map(blank, shapes))
     state, step, code, count, written, last = lax.while_loop(going, body, start)
     return Chunk(State(solver, state, step, scale), code, count, written, last)
+
+
+def _walked(
+    problem: Problem,
+    solver: Solver,
+    state: PyTree,
+    count: ArrayLike,
+    placed: Callable[[PyTree], PyTree],
+) -> PyTree:
+    """The state so many steps later.
+
+    Where steps come in rounds, a loop of its own takes those of one round: what they do not change
+    is not copied.
+    """
+    if not solver.stages:
+        return lax.fori_loop(0, count, lambda _, s: placed(solver.step(problem, s)), state)
+
+    def stretch(kind: int) -> Callable[[tuple], tuple]:
+        def on(c: tuple) -> Bool[Array, ""]:
+            return (c[0] < count) & ~solver.due(c[1])
+
+        def once(c: tuple) -> tuple:
+            return c[0] + 1, placed(solver.walk(problem, c[1], kind))
+
+        return lambda c: lax.while_loop(on, once, c)
+
+    def round_(c: tuple) -> tuple:
+        done, state = lax.switch(solver.stage(c[1]), [stretch(k) for k in range(solver.stages)], c)
+        turned = lax.cond(
+            solver.due(state), lambda s: placed(solver.turn(problem, s)), lambda s: s, state
+        )
+        return done, turned
+
+    start = (jnp.zeros((), jnp.int32), state)
+    return lax.while_loop(lambda c: c[0] < count, round_, start)[1]
 
 
 def _to_next(every: int | Int[Array, "*marks"], step: Int[Array, ""]) -> Int[Array, ""]:
@@ -202,10 +237,13 @@ replay_jit = Program(replay)
 def chosen(solver: Solver | None, problem: Problem | None = None) -> Solver:
     """The solver given, the automatic one if there is none; a ProblemError if it is not one."""
     if solver is None or (isinstance(solver, Solver) and solver.exact_first):
-        in_batches = problem is not None and problem.view.in_batches
-        return BatchPDBO() if in_batches else solver or AutoPDBO()
+        if problem is not None and problem.in_batches:
+            return BatchPDBO()
+        split = problem is not None and problem.splits_point
+        return BatchPDBO(estimate=True) if split else solver or AutoPDBO()
     if not isinstance(solver, Solver):
-        raise ProblemError(f"solver must be a pdbo solver, got {kind(solver)}.")
+        hint = " (such as pdbo.PDBO(), without quotes)" if isinstance(solver, str) else ""
+        raise ProblemError(f"solver must be a pdbo solver{hint}, got {kind(solver)}.")
     return solver
 
 
@@ -239,7 +277,7 @@ def enter_on_host(start: Start) -> tuple[PyTree, PyTree]:
     problem.y_set.check(y, "y_set")
     if start.coarse is None:
         check_functions(problem, x, y)
-    oracle = Oracle(problem, x, y)
+    oracle = path_of(problem, x, y).oracle
     flat = oracle.flat(x, y)
     inside = (oracle.project_x(flat[0]), oracle.project_y(flat[1]))
     ulps = 8 * float(np.finfo(start.coarse or np.float64).eps)

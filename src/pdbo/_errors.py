@@ -1,13 +1,12 @@
 """Result codes and the exceptions that carry them."""
 
-import contextlib
 import enum
-import pathlib
 import sys
+import types
 import warnings
 from typing import Any
 
-_OWN = (str(pathlib.Path(__file__).parent), contextlib.__file__)
+_OWN = ("pdbo", "contextlib", "equinox")  # packages that a call of the user's passes through
 
 
 class RESULTS(enum.IntEnum):
@@ -24,6 +23,9 @@ class RESULTS(enum.IntEnum):
     stopped = 8
     unbounded = 9
     infeasible = 10
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def text(self) -> str:
@@ -86,9 +88,13 @@ def brief(error: BaseException) -> str:
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that led here, however deep the library is in its own."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame.f_back is not None and _package(frame) in _OWN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def _package(frame: types.FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 class ProblemError(ValueError):

@@ -60,7 +60,7 @@ def measured(problem: Problem, point: Point, every: int | Int[Array, ""]) -> Est
 def estimated(problem: Problem, point: Point, every: int | Int[Array, ""]) -> Estimate:
     """An estimate of it; of data in batches only if the steps between two records cost more."""
     effort = problem.view.effort_of_estimate(every)
-    if not problem.view.in_batches:
+    if not problem.in_batches:
         return estimate(problem, point, effort)
     return lax.cond(
         effort > 0,

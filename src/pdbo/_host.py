@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +19,11 @@ from ._options import Options
 from ._precision import measure_in_double
 from ._problem import Problem, values
 from ._progress import REFRESH, Pace, Progress
-from ._solution import Number, Outcome, Pending, Solution, State
+from ._solution import Number, Outcome, Pending, Solution, State, is_large
 from ._verdict import FAR, RUNNING, final, of_saved, unbounded_reason
-from .checkpoint import CheckpointWriter
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointWriter
 
 
 def outcome_at(
@@ -59,7 +62,7 @@ class HostRun:
     """
 
     def __init__(
-        self, problem: Problem, options: Options, writer: CheckpointWriter | None, until: int
+        self, problem: Problem, options: Options, writer: "CheckpointWriter | None", until: int
     ):
         self.problem, self.options, self.writer, self.until = problem, options, writer, until
         self.tol = self.working_tol = float(np.asarray(options.tolerance))
@@ -177,7 +180,8 @@ class HostRun:
 
         step = int(run.step)
         if self._is_calm(run, code, rows):
-            return solution_at(run, Pending(compute), f, g, rows, step)
+            later = Pending(compute, is_large(self.problem, point.x, point.y))
+            return solution_at(run, later, f, g, rows, step)
         return solution_at(run, compute(), f, g, rows, step)
 
     def _is_calm(self, run: State, code: int, rows: Rows) -> bool:

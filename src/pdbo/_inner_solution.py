@@ -78,7 +78,7 @@ def inner_solution(problem: Problem, x: PyTree, y0: PyTree) -> PyTree:
     """
     check_problem(problem)
     refuse_constraints(problem, "inner_solution")
-    if problem.view.in_batches:
+    if problem.in_batches:
         raise ProblemError("inner_solution needs all of the data at once: it takes no Batches.")
     x, y0 = check_point(problem, x, y0, project=False)
     y, _, found = _answer((problem, x, y0))

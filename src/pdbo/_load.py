@@ -10,7 +10,7 @@ from . import _trees as trees
 from ._batches import reading
 from ._driver import chosen
 from ._errors import CheckpointError
-from ._precision import has_double, returned, to_float64
+from ._precision import double, returned, to_float64, was_lifted
 from ._problem import Problem, check_problem
 from ._resolve import answering
 from ._solution import Solution
@@ -47,9 +47,10 @@ def load(
     solver = chosen(solver, problem)
     saved = _saved(path)
     solver = streamed(problem, part_of(solver, saved.header))
-    if not _in_double(saved, solver):
+    scale = saved.arrays.get("state.scale")
+    if scale is None or not was_lifted(scale.dtype, solver):
         return problem.left(answering(_loaded(saved, problem, solver, x0, y0), problem))
-    with jax.enable_x64(True):
+    with double():
         x0, y0 = trees.astype((x0, y0), jnp.float64)
         solution = _loaded(saved, to_float64(problem), solver, x0, y0)
     return problem.left(answering(returned(solution), problem))
@@ -63,13 +64,6 @@ def _saved(path: str | os.PathLike[str]) -> Saved:
     if saved is None:
         raise CheckpointError(failures[0].sentence if failures else f"{path} holds no checkpoint.")
     return saved
-
-
-def _in_double(saved: Saved, solver: Solver) -> bool:
-    """Whether the file holds a run that `solve` lifted to double, and this session has none."""
-    scale = saved.arrays.get("state.scale")
-    double = scale is not None and scale.dtype == "float64"
-    return double and solver.prefers_double and not has_double()
 
 
 def _loaded(saved: Saved, problem: Problem, solver: Solver, x0: PyTree, y0: PyTree) -> Solution:

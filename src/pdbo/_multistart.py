@@ -11,7 +11,6 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
-from . import _trees as trees
 from ._certificate import Certificate
 from ._certify import certify
 from ._checks import check_point, is_number, whole_number
@@ -20,7 +19,7 @@ from ._errors import RESULTS, ProblemError
 from ._mesh import everywhere
 from ._options import Options
 from ._portfolio import Portfolio, applies, begin_exact
-from ._precision import Start, returned, session
+from ._precision import Start, as_lifted, returned, session
 from ._problem import Problem, check_problem
 from ._programs import Program
 from ._solution import Solution
@@ -94,8 +93,7 @@ def multistart(
         best = _coupled(Start(problem, x0, y0), x0s, y0s, solver, starts, radius, options)
         return with_answer(best, problem, tol)
     with session(Start(problem, x0, y0), solver) as start:
-        if start.coarse is not None:
-            x0s, y0s = trees.astype(jax.tree.map(jnp.asarray, (x0s, y0s)), jnp.float64)
+        x0s, y0s = as_lifted(start, (x0s, y0s))
         x0s, y0s, keys = _starts(start.problem, x0s, y0s, starts, radius, options.key)
         batch = _exact_batch(start, x0s, y0s, solver, options)
         if isinstance(solver, BatchPDBO):  # its steps differ: under vmap each would cost all kinds
@@ -111,7 +109,7 @@ def _coupled(
     radius: ArrayLike | None, options: Options,
 ) -> BestOf:  # fmt: skip
     """The best of many starts of a problem with constraints."""
-    from ._coupled import multistart_coupled  # it needs SciPy, as nothing else does
+    from ._coupled import multistart_coupled  # most problems do without it
 
     if starts is not None:
         whole_number("starts", starts)
@@ -123,7 +121,8 @@ def _coupled(
             return model.spread(starts, 1, None if radius is None else float(radius))  # type: ignore
         x, y, _ = _starts(start.problem, x0s, y0s, None, None, options.key)
         flat = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves((x, y))]
-        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in flat], axis=1)
+        flat = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in flat], axis=1)
+        return flat / model.length
 
     found = multistart_coupled(start, solver, options, points)
     best = found.best

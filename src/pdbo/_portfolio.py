@@ -11,7 +11,7 @@ One certificate judges all of them. Only what a run reaches is compiled.
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,20 +26,25 @@ from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
-from ._precision import MOST_NUMBERS, Start, has_double, measure_in_double
+from ._precision import MOST_NUMBERS, Start, is_double, measure_in_double
 from ._problem import Problem, refuse_constraints
 from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._stages import decided, exact_certificate, facts_of
 from ._verdict import FAR, RUNAWAY, of_saved
-from .checkpoint import CheckpointWriter
 from .exact.certificate import Facts
+from .exact.large_certificate import look_where_stalled
 from .exact.oracle import MOST_WORK, MOST_X, MOST_Y, Oracle, fits
 from .exact.oracle import SMALL as EXACT_SMALL
-from .exact.status import CONVERGED, STALLED
+from .exact.outer import LargeState
+from .exact.small import SmallState
+from .exact.status import CONVERGED, RUNNING, STALLED
 from .exact.valleys import explore
 from .sets import Free
-from .solvers._implicit import Implicit, ImplicitState
+from .solvers._implicit import Implicit, ImplicitState, path_of
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointWriter
 
 EXAMPLES = 10  # of f for each entry of x: fewer do not determine x
 SMALL = 50  # entries of x and y together: up to here other valleys of f are looked for
@@ -49,6 +54,7 @@ FINISH = 100  # the most steps from where the search ended
 BESIDE = 0.03  # relative to x: how far beside a relaxed solution lower ones are looked for
 NEXT = 1e-7  # relative to x: the inner minimum so close by is one here too, up to relaxation
 JUMP = 1e-3  # relative to the fall of f: a difference of this much at one x is no relaxation
+FAR_OFF = 0.1  # a run that stalls with a reduced gradient of this size is far from a solution
 TIED = 1e-5  # relative to the start: so far x may be from where two inner minima tie
 SAME = 1e-6  # relative to the fall of f: values that differ by less are the same
 NEAR = 1e-2  # relative: an exact point this close to the search's is the same solution
@@ -86,7 +92,7 @@ def applies(start: Start, solver: Solver) -> bool:
     path = fits(start.problem, start.x, start.y)
     if not path or (start.problem.inner_term is not None and path != EXACT_SMALL):
         return False
-    return has_double() and all(map(_may_be_double, jax.tree.leaves((start.x, start.y))))
+    return is_double(start.x, start.y)
 
 
 def pooled(problem: Problem) -> Problem:
@@ -125,11 +131,6 @@ def begin_exact(start: Start, solver: Solver) -> State:
     return launch_on_host(start.problem, *enter_on_host(start), solver)
 
 
-def _may_be_double(leaf: object) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is None or dtype == np.float64 or np.issubdtype(dtype, np.integer)
-
-
 class Portfolio:
     """A run of the default on the host.
 
@@ -144,13 +145,14 @@ class Portfolio:
         start: Start,
         search: Solver | None,
         options: Options,
-        writer: CheckpointWriter | None = None,
+        writer: "CheckpointWriter | None" = None,
     ):
         self.start, self.search, self.options, self.writer = start, search, options, writer
         self.problem, self.tol = start.problem, float(np.asarray(options.tolerance))
         self.every = options.spacing(start.problem.view)
         self.history = History()
         self.stopped, self.told = False, -1  # whether by the callback; the last step it was told of
+        self.lower: SmallState | None = None  # where f is lower than at the exact solution, if seen
         self.seconds: dict[int, float] = {}  # what the steps up to each record took
 
     def solve(self, run: State) -> Solution:
@@ -191,6 +193,8 @@ class Portfolio:
         if self.search is None or self.alone(first):
             return self.solution(first)
         if first.facts is not None and self.single(first.facts) and not decided(first.facts):
+            if self._leaves_nothing(first):  # the relaxed certificate can wait until it is asked
+                return self.solution(first._replace(certificate=None))
             certificate = measure_in_double(self.problem, first.run.point)
             if certificate.eps <= self.tol:
                 relaxed = self.solution(first._replace(certificate=certificate))
@@ -223,12 +227,12 @@ class Portfolio:
 
     def _steps(self, run: State, until: int) -> Iterator[State]:
         """The states of the exact path after `run`, until it settles or the steps are used up."""
-        taken = 0.0
+        taken, step = 0.0, run.solver.step
         while not self._settled(run) and int(run.step) < until:
             if self.stopped or self.options.late:
                 return
             began = time.perf_counter()
-            state = run.solver.step(self.problem, run.solver_state)
+            state = step(self.problem, run.solver_state)
             taken += time.perf_counter() - began
             run = dataclasses.replace(run, solver_state=state, step=np.int32(run.step + 1))
             self.seconds[int(run.step)] = taken
@@ -236,7 +240,7 @@ class Portfolio:
 
     def judged(self, run: State) -> Found:
         """An exact state and all that is known of it."""
-        point = run.point
+        point = run.solver_state.point
         return self._found(run, facts_of(self.problem, point.x, point.y, self.tol))
 
     def _keep(self, run: State) -> None:
@@ -244,7 +248,7 @@ class Portfolio:
         if self.writer is None or not self.writer.due():
             return
         self._record(run)
-        point, path, rows = run.point, run.solver_state.path, self.history.rows
+        point, path, rows = run.solver_state.point, run.solver_state.path, self.history.rows
         outcome = Outcome(np.float64(0.0), None, np.int32(RESULTS.interrupted))
         at = (point.x, point.y, path.f, path.g)
         self.writer.save(Solution(*at, outcome, rows, run, int(run.step)), {})
@@ -253,30 +257,44 @@ class Portfolio:
     def _found(self, run: State, facts: Facts | None) -> Found:
         if facts is None:
             return Found(run, None, None)
-        point = run.point
+        point = run.solver_state.point
         return Found(run, facts, exact_certificate(facts, point.y))
 
     def _explored(self, run: State, look_around: bool) -> tuple[State, Facts | None]:
         """The lowest solution in reach, and what is known of it."""
-        point = run.point
-        facts = facts_of(self.problem, point.x, point.y, self.tol, look_around)
         state: ImplicitState = run.solver_state
+        point, large = state.point, state.path if isinstance(state.path, LargeState) else None
+        oracle = path_of(self.problem, state.x0, state.y0).oracle
+        if large is not None and self._stalled(large) and large.size > FAR_OFF:
+            return run, look_where_stalled(oracle, large)
+        v = None if large is None else large.v
+        facts = facts_of(self.problem, point.x, point.y, self.tol, look_around, v)
+        if facts is None and large is not None and self._stalled(large):
+            return run, look_where_stalled(oracle, large)
         small = state.path.x.size + state.path.y.size <= SMALL
         if not (look_around and small) or facts is None or facts.eps > self.tol:
             return run, facts
-        oracle = Oracle(self.problem, state.x0, state.y0)
+        if oracle.quadratic:  # a minimum of f along the inner minima is global, too
+            return run, facts
         with np.errstate(all="ignore"):
-            path = explore(oracle, state.path, self.tol)  # type: ignore
+            path, self.lower = explore(oracle, state.path, self.tol)  # type: ignore
         moved = not np.array_equal(path.x, state.path.x)
         run = dataclasses.replace(run, solver_state=state._replace(path=path))
         if moved:
-            point = run.point
+            point = run.solver_state.point
             facts = facts_of(self.problem, point.x, point.y, self.tol)
         return run, facts
 
     def alone(self, found: Found) -> bool:
-        """Whether an exact solution is certified and nothing hints at another inner minimum."""
-        return found.holds(self.tol) and self.single(found.facts)
+        """Whether an exact solution is certified and nothing hints at another one.
+
+        Hints are other inner minima, lower values of f, and an f that x does not change here.
+        """
+        if not found.holds(self.tol) or self.lower is not None:
+            return False
+        facts = found.facts
+        assert facts is not None
+        return facts.swing > LEVEL * abs(found.f) and self.single(facts)
 
     def _leaves_nothing(self, found: Found) -> bool:
         """Whether a search could find nothing better than an exact point that is not certified.
@@ -285,10 +303,18 @@ class Portfolio:
         to look for other valleys of f. Such a run ends where f is flat, often far away.
         """
         path, facts = found.run.solver_state.path, found.facts
-        if facts is None or path.x.size + path.y.size <= SMALL:
+        if path.x.size + path.y.size <= SMALL or not isinstance(self.problem.y_set, Free):
             return False
-        smooth = isinstance(self.problem.y_set, Free) and facts.unique and facts.valleys == 1
-        return smooth and facts.inner_left <= self.tol
+        if self._stalled(path):
+            return True
+        if facts is None:
+            return False
+        return facts.unique and facts.valleys == 1 and facts.inner_left <= self.tol
+
+    def _stalled(self, path: SmallState | LargeState) -> bool:
+        """Whether a large run ended far from a solution although g curves up all the way."""
+        large = isinstance(path, LargeState) and isinstance(self.problem.y_set, Free)
+        return large and int(path.status) == STALLED
 
     def single(self, facts: Facts | None) -> bool:
         """Whether g has one valley, and one minimum or a free Y to move in along its minima."""
@@ -297,11 +323,14 @@ class Portfolio:
         return facts.valleys == 1 and (facts.unique or isinstance(self.problem.y_set, Free))
 
     def _searched(self, search: Solver, run: State, until: int) -> Solution:
-        """The search from the start, after the steps and calls of the exact path."""
+        """The search, after the steps and calls of the exact path; from the lowest point seen."""
         state: ImplicitState = run.solver_state
-        start = self.start._replace(x=state.x0, y=state.y0, state=None)
+        x, y = state.x0, state.y0
+        if self.lower is not None:  # f is known to be lower there
+            x, y = path_of(self.problem, x, y).oracle.trees(self.lower.x, self.lower.y)
+        start = self.start._replace(x=x, y=y, state=None)
         fresh = begin(start, search, self.options.key)
-        counted = search.with_calls(fresh.solver_state, run.solver.calls(state))
+        counted = search.with_calls(fresh.solver_state, state.calls)
         fresh = dataclasses.replace(fresh, solver_state=counted, step=run.step + fresh.step)
         host = self._host(until)
         host.history = History(self.history.rows)
@@ -317,6 +346,8 @@ class Portfolio:
             self.history = History(searched.history)
             last = self._ended(self._begun(searched.x, searched.y), int(state.step))
             converged = int(last.run.solver_state.path.status) == CONVERGED
+            if converged and last.holds(self.tol) and not first.holds(self.tol):
+                last = self._found(*self._explored(last.run, True))  # as the first one was
             if converged and last.holds(self.tol):
                 same = _close(last.run.point.x, searched.x)
                 if same or not searched.ok or last.f < float(searched.f):
@@ -342,7 +373,7 @@ class Portfolio:
         """
         if not best.ok or best.certificate.exact:  # type: ignore
             return best
-        oracle = Oracle(self.problem, best.x, best.y)
+        oracle = path_of(self.problem, best.x, best.y).oracle
         if oracle.nx + oracle.ny > SMALL:
             return best
         at, follower = oracle.flat(best.x, best.y)
@@ -428,12 +459,12 @@ class Portfolio:
 
     @staticmethod
     def _settled(run: State) -> bool:
-        return bool(run.solver.settled(run.solver_state))
+        return bool(run.solver_state.path.status != RUNNING)
 
     def _record(self, run: State, certificate: Certificate | None = None) -> None:
         """Add a row for a state, or renew the last one."""
         path = run.solver_state.path
-        calls = run.solver.calls(run.solver_state)
+        calls = run.solver_state.calls
         row = dict.fromkeys(COLUMNS, np.float64(0.0)) | {
             "step": np.int32(run.step),
             "f": path.f,

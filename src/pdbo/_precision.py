@@ -1,14 +1,15 @@
 """Single or double precision: which runs have which, how a problem is lifted, what comes back.
 
 A run is in the precision of its start, with one exception: in a session without 64-bit types a
-solver that `prefers_double` runs in double all the same, on problems of up to a million numbers.
+solver that `prefers_double` runs in double all the same, on problems of up to a million numbers,
+and on all problems with constraints.
 Certificates are always computed in double. What was computed in double is returned in double: as
 NumPy arrays if the session has no 64-bit types.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -35,12 +36,35 @@ MOST_NUMBERS = 10**6  # in x, y and data together: up to here a run may be lifte
 _LIFTABLE = {np.dtype(t) for t in (np.float64, np.float32)}
 
 
+def double() -> contextlib.AbstractContextManager:
+    """A session that has 64-bit types for a while."""
+    return jax.enable_x64(True)
+
+
+def single() -> contextlib.AbstractContextManager:
+    """A session without them."""
+    return jax.enable_x64(False)
+
+
+def double_unless(dtype: "DTypeLike") -> contextlib.AbstractContextManager:
+    """The session as it is for float32 data, one with 64-bit types for any other."""
+    return contextlib.nullcontext() if dtype == np.float32 else double()
+
+
+def double_from_now_on() -> None:
+    """Give this process 64-bit types: for a command, which owns its process."""
+    jax.config.update("jax_enable_x64", True)
+
+
 def has_double() -> bool:
     """Whether the session has 64-bit types."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 S = TypeVar("S", bound=Solution)
+
+
+T = TypeVar("T")
 
 
 class Start(NamedTuple):
@@ -68,7 +92,7 @@ def session(start: Start, solver: Solver) -> Iterator[Start]:
         if lifted is None:
             yield start
             return
-        with jax.enable_x64(True):
+        with double():
             yield lifted
 
 
@@ -88,28 +112,29 @@ def _near(start: Start) -> contextlib.AbstractContextManager:
 def _lifted(start: Start, solver: Solver) -> Start | None:
     """The start in double precision if the run is to be lifted to it, else None."""
     problem = start.problem
-    if traced(start) or problem.mesh is not None or problem.view.in_batches:
+    if traced(start) or problem.mesh is not None or problem.in_batches:
         return None
     if has_double() and not _is_single(start):
         return None
     if start.state is not None:
         if trees.dtype(start.state.scale) != np.float64:
             return None
-        with jax.enable_x64(True):
+        with double():
             return start._replace(problem=to_float64(problem))
     leaves = jax.tree.leaves((start.x, start.y))
     if not solver.prefers_double or not leaves or not all(map(_liftable, leaves)):
         return None
-    if sum(np.size(v) for v in (*leaves, *jax.tree.leaves(problem.data))) > MOST_NUMBERS:
+    numbers = sum(np.size(v) for v in (*leaves, *jax.tree.leaves(problem.data)))
+    if numbers > MOST_NUMBERS and not problem.coupled:  # barriers need double precision
         return None
-    with jax.enable_x64(True):
-        double = to_float64(problem)
+    with double():
+        fine = to_float64(problem)
         x, y = jax.tree.map(
-            lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), (start.x, start.y)
+            lambda leaf: jnp.asarray(np.asarray(leaf, np.float64), np.float64), (start.x, start.y)
         )
-        reason = _refusal(double, x, y)
+        reason = _refusal(fine, x, y)
     if reason is None:
-        return Start(double, x, y, coarse=np.float32)
+        return Start(fine, x, y, coarse=np.float32)
     if _refusal(problem, *point_arrays(start.x, start.y)) is None:
         warn(
             f"f and g cannot be evaluated in double precision, so the run is in single: {reason}",
@@ -122,6 +147,26 @@ def _is_single(start: Start) -> bool:
     """Whether a new run starts from float32 numbers."""
     leaves = jax.tree.leaves((start.x, start.y)) if start.state is None else []
     return any(getattr(leaf, "dtype", None) == np.float32 for leaf in leaves)
+
+
+def as_lifted(start: Start, points: PyTree) -> PyTree:
+    """Further starts of a run, lifted if its start was."""
+    if start.coarse is None:
+        return points
+    return trees.astype(jax.tree.map(jnp.asarray, points), jnp.float64)
+
+
+def was_lifted(dtype: str, solver: Solver) -> bool:
+    """Whether a saved run of this dtype is one that `session` lifted, and would lift again."""
+    return dtype == "float64" and solver.prefers_double and not has_double()
+
+
+def is_double(*points: PyTree) -> bool:
+    """Whether a run from these points is in double: they are, or whole or Python's numbers."""
+    dtypes = [getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(points)]
+    return has_double() and all(
+        d is None or d == np.float64 or np.issubdtype(d, np.integer) for d in dtypes
+    )
 
 
 def _liftable(leaf: object) -> bool:
@@ -167,31 +212,50 @@ def certified_in_double(
 
     If f or g insist on another precision it is computed in that, with a warning.
     """
-    own, eps = has_double(), _eps((x, y))
-    with jax.enable_x64(True):
-        double = problem.astype(jnp.float64) if own else to_float64(problem)
-        at = jax.tree.map(in_double, (x, y, multiplier))
-        fine_x, fine_y, fine = at
+    eps = _eps((x, y))
+
+    def fine(problem: Problem, x: PyTree, y: PyTree) -> Certificate:
+        facts = None if slack is not None else facts_of(problem, x, y)
+        if facts is not None and decided(facts):
+            return exact_certificate(facts, y)
+        if problem.inner_term is not None:  # nothing else knows of its kinks
+            return exact_certificate(facts or NO_FACTS, y)
+        first = None if multiplier is None else in_double(multiplier)
+        relaxed = measure_jit(problem, x, y, first, slack, max_slack, iterations, eps=eps)
+        relaxed = _numpy(relaxed)
+        return _doubted(relaxed) if is_rough(problem, x, y) else relaxed
+
+    def coarse(problem: Problem, x: PyTree, y: PyTree) -> Certificate:
+        first = None if multiplier is None else jnp.asarray(multiplier, trees.dtype(x))
+        return _numpy(measure_jit(problem, x, y, first, slack, max_slack, iterations, eps=None))
+
+    return in_double_if_possible("the certificate", problem, (x, y), fine, coarse)
+
+
+def in_double_if_possible(
+    what: str,
+    problem: Problem,
+    point: tuple[PyTree, PyTree],
+    fine: Callable[[Problem, PyTree, PyTree], T],
+    coarse: Callable[[Problem, PyTree, PyTree], T] | None = None,
+) -> T:
+    """`fine(problem, x, y)` with all of it in double precision.
+
+    If f or g insist on another precision it is `coarse` of the problem as it is, `fine` unless
+    given, and a warning says that `what` is in single precision.
+    """
+    own = has_double()
+    with double():
+        lifted = problem.astype(jnp.float64) if own else to_float64(problem)
+        x, y = jax.tree.map(in_double, point)
         try:
-            if not own or eps > float(np.finfo(np.float64).eps):  # else it has been checked
-                check_functions(double, fine_x, fine_y)
-            facts = None if slack is not None else facts_of(double, fine_x, fine_y)
-            if facts is not None and decided(facts):
-                return exact_certificate(facts, fine_y)
-            if double.inner_term is not None:  # nothing else knows of its kinks
-                return exact_certificate(facts or NO_FACTS, fine_y)
-            relaxed = measure_jit(
-                double, fine_x, fine_y, fine, slack, max_slack, iterations, eps=eps
-            )
-            relaxed = _numpy(relaxed)
-            return _doubted(relaxed) if is_rough(double, fine_x, fine_y) else relaxed
+            if not own or _eps(point) > float(np.finfo(np.float64).eps):  # else it was checked
+                check_functions(lifted, x, y)
+            return fine(lifted, x, y)
         except (ProblemError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, ProblemError) else f"{brief(error)}."
-    warn(f"the certificate is in single precision: {reason}", PrecisionWarning)
-    x, y = point_arrays(x, y)
-    if multiplier is not None:
-        multiplier = jnp.asarray(multiplier, trees.dtype(x))
-    return _numpy(measure_jit(problem, x, y, multiplier, slack, max_slack, iterations, eps=None))
+    warn(f"{what} is in single precision: {reason}", PrecisionWarning)
+    return (coarse or fine)(problem, *point_arrays(*point))
 
 
 def _doubted(certificate: Certificate) -> Certificate:
@@ -226,22 +290,25 @@ def returned(solution: S) -> S:
 
     Its state is left as it is: it is for `solve` to carry on from.
     """
-    double = has_double()
+    own = has_double()
 
     def plain(leaf: object) -> object:
-        if double:
+        if own:
             return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
         return np.asarray(leaf) if isinstance(leaf, Array) and leaf.dtype == np.float64 else leaf
 
     def seen(outcome: Outcome) -> Outcome:
-        if double:
+        if own:
             return dataclasses.replace(outcome, multiplier=plain(outcome.multiplier))
         return jax.tree.map(plain, outcome)
 
     names = ("x", "y", "f", "g")
-    if not double:
+    if not own:
         names = [f.name for f in dataclasses.fields(solution) if f.name not in ("state", "outcome")]
     changed = {n: jax.tree.map(plain, getattr(solution, n)) for n in names}
     outcome = solution.outcome
-    later = Pending(lambda: seen(outcome.look())) if isinstance(outcome, Pending) else seen(outcome)
+    if isinstance(outcome, Pending):
+        later = Pending(lambda: seen(outcome.look()), outcome.costly)
+    else:
+        later = seen(outcome)
     return dataclasses.replace(solution, outcome=later, **changed)

@@ -16,7 +16,7 @@ from . import _trees as trees
 from ._checks import kind, traced
 from ._data import DataView, Whole
 from ._errors import ProblemError
-from ._fresh_constants import with_fresh_constants
+from ._fresh_constants import as_it_is_now, with_fresh_constants
 from ._mesh import Layout, is_spec
 from .sets import Free, Set
 
@@ -162,6 +162,11 @@ class Problem(eqx.Module):
         """How the functions see the data."""
         return self.data if isinstance(self.data, DataView) else Whole(self.data)
 
+    @property
+    def in_batches(self) -> bool:
+        """Whether the functions see a part of the data at a time."""
+        return isinstance(self.data, DataView) and self.data.in_batches
+
     def outer(self, x: PyTree, y: PyTree) -> Array:
         """The value of f."""
         return self.view.value_f(self.f, *self._held(x, y))
@@ -205,12 +210,19 @@ class Problem(eqx.Module):
         return list(self.view.sources)
 
     def entered(self, x0: PyTree, y0: PyTree) -> "tuple[Problem, PyTree, PyTree]":
-        """The problem for this kind of point, and the point as arrays; see `pdbo.torch`."""
-        return self, x0, y0
+        """The problem for this kind of point, and the point as arrays; see `pdbo.torch`.
+
+        Its functions are those of today: a number or array that one of them uses may have changed.
+        """
+        return self._with_functions(as_it_is_now), x0, y0
 
     def arrays(self, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
         """A point of a kind that was entered, as arrays."""
         return x, y
+
+    def is_known(self, name: str, x: PyTree, y: PyTree) -> bool:
+        """Whether "f" or "g" is known to return a scalar of a point's dtype; see `pdbo.torch`."""
+        return False
 
     def direct(self, x: PyTree, y: PyTree) -> "Direct | None":
         """What evaluates f and g on the host without JAX; see `pdbo.torch`."""
@@ -253,6 +265,11 @@ class Problem(eqx.Module):
         call = self.outer_constraint if which == "outer" else self.inner_constraint
         return () if call is None else self.view.value_f(call, x, y)
 
+    @staticmethod
+    def is_equality(entry: object) -> bool:
+        """Whether an entry of what a constraint returned has to be zero."""
+        return isinstance(entry, Equal)
+
     def rows(self, which: str, x: PyTree, y: PyTree) -> tuple[Array, Array]:
         """All that binds the "outer" or the "inner" problem, flat: rows <= 0 and rows = 0."""
         parts = [constraint_rows(self.constraint(which, x, y))]
@@ -261,7 +278,10 @@ class Problem(eqx.Module):
 
     def with_fresh_constants(self) -> "Problem":
         """The same problem over copies of the NumPy arrays its functions close over."""
+        return self._with_functions(with_fresh_constants)
 
+    def _with_functions(self, change: Callable[[Callable], Callable]) -> "Problem":
+        """The problem with other functions in place of its own; itself if they are the same."""
         weights = [n for n in ("l1", "l2", "group") if callable(getattr(self.inner_term, n, None))]
 
         def functions(p: Problem) -> list[Callable]:
@@ -269,7 +289,9 @@ class Problem(eqx.Module):
             calls += [getattr(p.inner_term, name) for name in weights]
             return [call for call in calls if call is not None]
 
-        parts = [with_fresh_constants(call) for call in functions(self)]
+        parts = [change(call) for call in functions(self)]
+        if all(new is old for new, old in zip(parts, functions(self), strict=True)):
+            return self
         return eqx.tree_at(functions, self, parts)
 
     def astype(self, dtype: "DTypeLike") -> "Problem":

@@ -27,8 +27,19 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The value of the function."""
-        quick = _are_few((args, kwargs)) and _is_known()
-        return (self._quick if quick else self._plain)(*args, **kwargs)
+        if not _are_few((args, kwargs)):
+            return self._plain(*args, **kwargs)
+        return quickly(self._quick, self._plain, *args, **kwargs)
+
+
+def quickly(quick: Callable[..., Any], plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The value of a function compiled quickly, or as usual within a trace or if XLA lacks that."""
+    try:
+        return quick(*args, **kwargs)
+    except Exception as error:
+        if "top-level" not in str(error) and _has_quick():
+            raise
+        return plain(*args, **kwargs)
 
 
 def _are_few(tree: Any) -> bool:
@@ -46,7 +57,7 @@ def _are_few(tree: Any) -> bool:
 
 
 @functools.cache
-def _is_known() -> bool:
+def _has_quick() -> bool:
     """Whether this version of XLA has these options."""
     try:
         jax.jit(lambda: np.float32(0), compiler_options=QUICK)()

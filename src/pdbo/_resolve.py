@@ -4,17 +4,18 @@ import dataclasses
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from ._batches import reading
+from ._certificate import MAX_SLACK
 from ._errors import AnswerWarning, warn
 from ._minimize import minimize
-from ._precision import has_double, in_double, to_float64
+from ._precision import in_double_if_possible
 from ._problem import Problem
 from ._programs import Program
-from ._solution import Answer, Pending, Solution
+from ._solution import Answer, Pending, Solution, is_large
+from ._verdict import SOUND
 from .exact.newton import minimise
 from .exact.oracle import SMALL, Oracle, fits
 
@@ -22,15 +23,40 @@ S = TypeVar("S", bound=Solution)
 
 
 def with_answer(solution: S, problem: Problem, tol: float) -> S:
-    """`answering`, which is looked at here if the certificate is relaxed.
+    """`answering`, which is looked at here if the follower may answer otherwise than with y.
 
-    Then y may lie beside what the follower answers.
+    On a large problem the answer may cost as much as the run. There a run that ended uncertified is
+    judged by the last estimate of its inner gap alone.
     """
     solution = answering(solution, problem, tol)
-    relaxed = not solution.is_pending and solution.ok and not solution.certificate.exact  # type: ignore
-    if relaxed:
+    doubt = _doubt(solution)
+    small = problem.coupled or fits(problem, solution.x, solution.y) == SMALL
+    if doubt == np.inf or (small and doubt > MAX_SLACK):
         solution.answer.look()  # type: ignore
+    elif doubt > tol:
+        warn(
+            f"f is {float(solution.f):.6g} at the y returned, where g is {doubt:.1e} above the "
+            "lowest value seen (relative to 1 + |g|): the run ended before y was the follower's "
+            "answer; sol.f_resolved is f at the answer.",
+            AnswerWarning,
+        )
     return solution
+
+
+def _doubt(solution: Solution) -> float:
+    """How far g lies above its minimum at y, as far as is known, relative to 1 + |g|.
+
+    Infinite if a relaxed certificate holds: then y may lie far from the answer nevertheless.
+    """
+    certificate = None
+    if not solution.is_pending:
+        certificate = solution.certificate
+        if certificate is None or solution.result not in SOUND:
+            return 0.0
+        if solution.ok:
+            return 0.0 if certificate.exact else np.inf
+    seen = solution.history["inner_gap"] if certificate is None else [certificate.inner_gap]
+    return float(seen[-1]) / (1 + abs(float(solution.g))) if len(seen) else 0.0
 
 
 def answering(solution: S, problem: Problem, tol: float = 1e-4) -> S:
@@ -38,37 +64,47 @@ def answering(solution: S, problem: Problem, tol: float = 1e-4) -> S:
 
     A warning says so if this f differs from the solution's by more than `tol`, relatively.
     """
-    point, f = (solution.x, solution.y), float(solution.f)
+    point, f, known = (solution.x, solution.y), float(solution.f), solution.answer
 
     def compute() -> Answer:
-        answer = answered(problem, *point)
+        answer = known if isinstance(known, Answer) else answered(problem, *point)
         if abs(float(answer.f) - f) > tol * (1 + abs(f)):
             warn(
-                f"f is {f:.6g} at the y returned, but {float(answer.f):.6g} at the inner problem "
-                "solved again from there: g hardly tells these two answers apart.",
+                f"f is {f:.6g} at the y returned, but {float(answer.f) + 0.0:.6g} at the "
+                "follower's answer, the inner problem solved again from there: either g hardly "
+                "tells the two apart, or the run ended before y was the answer.",
                 AnswerWarning,
             )
         return answer
 
-    return dataclasses.replace(solution, answer=Pending(compute))
+    later = Pending(compute, is_large(problem, *point))
+    return dataclasses.replace(solution, answer=later)
 
 
 def answered(problem: Problem, x: PyTree, y: PyTree) -> Answer:
     """The inner problem solved again from y, in double precision if f and g allow it."""
     if problem.coupled:
-        from ._coupled import answer_coupled  # it needs SciPy, as nothing else does
+        from ._coupled import answer_coupled  # most problems do without it
 
         return Answer(*answer_coupled(problem, x, y))
-    own = has_double()
-    with jax.enable_x64(True), reading(problem):
-        try:
-            double = problem.astype(jnp.float64) if own else to_float64(problem)
-            at = jax.tree.map(in_double, (x, y))
-            return _small(double, *at) or _numpy(_solved(double, *at, problem.view.effort()))
-        except (TypeError, ValueError):  # they insist on another precision
-            pass
-    with reading(problem):
+
+    def solved(problem: Problem, x: PyTree, y: PyTree) -> Answer:
         return _numpy(_solved(problem, x, y, problem.view.effort()))
+
+    def fine(problem: Problem, x: PyTree, y: PyTree) -> Answer:
+        return _small(problem, x, y) or solved(problem, x, y)
+
+    with reading(problem):
+        return in_double_if_possible("f_resolved", problem, (x, y), fine, solved)
+
+
+def further(exact: Solution, found: Solution, problem: Problem) -> Solution:
+    """The exact end of a run if f is as low at its answer and `found` is not certified; else that.
+
+    So it is where a minimum lies at infinity: no certificate holds, but exact steps go further.
+    """
+    ours, other = (float(answered(problem, s.x, s.y).f) for s in (exact, found))
+    return found if found.ok or other < ours else exact  # other may be NaN
 
 
 def _small(problem: Problem, x: PyTree, y: PyTree) -> Answer | None:

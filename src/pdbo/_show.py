@@ -84,6 +84,9 @@ def comparison_columns(comparison: Any) -> dict[str, list[str]]:
                 form.format(float(last[key][at[name]])) if name in at else "-"
                 for name in comparison.results
             ]
+        if title == "f":
+            again = [comparison.f_resolved.get(name, float("nan")) for name in comparison.results]
+            columns["f resolved"] = [f"{f:.6g}" if np.isfinite(f) else "-" for f in again]
     columns["ended"] = [result.name for result in comparison.results.values()]
     return columns
 
@@ -102,7 +105,7 @@ def html_table(columns: Mapping[str, Sequence[str]]) -> str:
 def solution_html(solution: Any) -> str:
     """A solution in HTML: the verdict, the point, f, the certificate and the cost."""
     verdict, *rest = str(solution).splitlines()
-    color = "#009E73" if solution.ok is True else "#D55E00"
+    color = "#999999" if solution.is_costly else "#009E73" if solution.ok is True else "#D55E00"
     lines = "".join(f"<tr><td><code>{html.escape(line)}</code></td></tr>" for line in rest)
     return (
         f'<div style="border-left: 4px solid {color}; padding-left: 0.7em">'

@@ -139,17 +139,20 @@ def plain_losses(
     products: Float[Array, "rows classes"],
     offsets: Float[Array, " classes"],
     labels: Int[Array, " rows"],
-) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"], Float[Array, "blocks classes"]]:
     """The cross-entropy of each row of scores, and the gradient of their mean in the scores.
 
-    The scores are the products plus the offsets. XLA makes half a dozen kernels of this.
+    The scores are the products plus the offsets. With it, the sums of the gradient over BLOCK rows.
+    XLA makes half a dozen kernels of this.
     """
     scores = products + offsets
     total = jax.nn.logsumexp(scores, axis=1)
     is_label = labels[:, None] == jnp.arange(scores.shape[1], dtype=labels.dtype)
     own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
     shares = jnp.exp(scores - total[:, None])
-    return total - own, (shares - is_label.astype(scores.dtype)) / scores.shape[0]
+    slopes = (shares - is_label.astype(scores.dtype)) / scores.shape[0]
+    blocks = jnp.pad(slopes, ((0, -len(slopes) % BLOCK), (0, 0)))
+    return total - own, slopes, jnp.sum(blocks.reshape(-1, BLOCK, scores.shape[1]), axis=1)
 
 
 def losses_in_one(
@@ -157,17 +160,19 @@ def losses_in_one(
     offsets: Float[Array, " classes"],
     labels: Int[Array, " rows"],
     interpret: bool = False,
-) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"]]:
+) -> tuple[Float[Array, " rows"], Float[Array, "rows classes"], Float[Array, "blocks classes"]]:
     """The same as one kernel."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     count, classes = products.shape
     width = 1 << (classes - 1).bit_length()
+    blocks = -(-count // BLOCK)
 
     # the arguments are Pallas references, which have no public type
-    def program(products, offsets, labels, losses, slopes) -> None:
-        row = pl.program_id(0) * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+    def program(products, offsets, labels, losses, slopes, sums) -> None:
+        this = pl.program_id(0)
+        row = this * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
         column = jnp.arange(width, dtype=jnp.int32)
         inside, real = row < count, column < classes
         both = inside[:, None] & real[None, :]
@@ -182,17 +187,20 @@ def losses_in_one(
         own = jnp.sum(jnp.where(is_label, scores, 0), axis=1)
         triton.store(losses.at[row], jnp.log(size) + top - own, mask=inside)
         slope = (powers / size[:, None] - jnp.where(is_label, 1, 0)) / count
-        triton.store(
-            slopes.at[row[:, None], column[None, :]], slope.astype(slopes.dtype), mask=both
-        )
+        slope = slope.astype(slopes.dtype)
+        triton.store(slopes.at[row[:, None], column[None, :]], slope, mask=both)
+        total = jnp.sum(jnp.where(inside[:, None], slope, 0), axis=0)[None, :]
+        at = jnp.full((1, 1), this, jnp.int32)
+        triton.store(sums.at[at, column[None, :]], total, mask=real[None, :])
 
     call = pl.pallas_call(
         program,
         out_shape=(
             jax.ShapeDtypeStruct((count,), products.dtype),
             jax.ShapeDtypeStruct((count, classes), products.dtype),
+            jax.ShapeDtypeStruct((blocks, classes), products.dtype),
         ),
-        grid=(-(-count // BLOCK),),
+        grid=(blocks,),
         compiler_params=triton.CompilerParams(num_warps=4),
         interpret=interpret,
     )

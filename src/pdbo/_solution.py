@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from . import _trees as trees
-from ._checks import traced
-from ._errors import RESULTS
+from ._checks import kind, traced
+from ._errors import RESULTS, ProblemError
 from ._problem import Problem
 from ._solver import Point, Solver
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Number = Array | np.ndarray | float
 T = TypeVar("T")
+MANY = 1_000_000  # numbers in x, y and data: with more, printing computes nothing
 
 
 class State(eqx.Module):
@@ -45,7 +46,11 @@ class State(eqx.Module):
     @property
     def point(self) -> Point:
         """What the solver would return now."""
-        return self.solver.output(self.solver_state)
+        found = self.solver.output(self.solver_state)
+        if not isinstance(found, Point):
+            name, got = type(self.solver).__name__, kind(found)
+            raise ProblemError(f"{name}.output must return pdbo.solvers.Point(x, y), got {got}.")
+        return found
 
 
 def launch(problem: Problem, x: PyTree, y: PyTree, solver: Solver, key: Array) -> State:
@@ -76,9 +81,11 @@ class Pending(Generic[T]):
 
     Arguments:
         compute: returns it.
+        costly: whether that may take long, so that printing does without.
     """
 
-    def __init__(self, compute: Callable[[], T]):
+    def __init__(self, compute: Callable[[], T], costly: bool = False):
+        self.costly = costly
         self._compute: Callable[[], T] | None = compute
         self._value: T | None = None
         self._double = bool(jax.config.jax_enable_x64)  # type: ignore
@@ -102,6 +109,23 @@ class Pending(Generic[T]):
 
 def _same(value: T) -> T:
     return value
+
+
+def is_large(problem: Problem, x: PyTree, y: PyTree) -> bool:
+    """Whether a certificate may take long: for many numbers, or examples outside of memory."""
+    count = sum(np.size(leaf) for leaf in jax.tree.leaves((x, y, problem.data)))
+    return count > MANY or bool(problem.sources)
+
+
+def _counted(number: int, what: str) -> str:
+    """A number of things in words."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+_NOT_YET = (
+    "not judged yet; sol.certificate, sol.ok and sol.result compute the certificate, which may "
+    "take long."
+)
 
 
 class Solution(eqx.Module):
@@ -205,7 +229,7 @@ class Solution(eqx.Module):
 
     @property
     def message(self) -> str:
-        """What happened, in one or two sentences."""
+        """What happened, in one or two sentences; it needs the certificate."""
         result = self.result
         if not isinstance(result, RESULTS):
             return "a batch of runs: see code"
@@ -213,17 +237,27 @@ class Solution(eqx.Module):
             return self.note
         failed = result in (RESULTS.nonfinite, RESULTS.diverged, RESULTS.multiplier_diverged)
         at = int(self.steps) + (result is RESULTS.nonfinite)
-        where = f"Failed at iteration {at}" if failed else f"After {at} iterations"
-        return f"{where}: {self.note} {result.text}" if self.note else f"{where}: {result.text}"
+        where = f"Failed at iteration {at}" if failed else self._after()
+        rest = self.state.solver.at_rest if self.state is not None else ""
+        text = rest if rest and result is RESULTS.settled else result.text
+        return f"{where}: {self.note} {text}" if self.note else f"{where}: {text}"
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether the outcome is still to be computed, and that may take long."""
+        return self.is_pending and isinstance(self.outcome, Pending) and self.outcome.costly
 
     def __str__(self) -> str:
-        if not isinstance(self.result, RESULTS):
+        costly = self.is_costly
+        if not costly and not isinstance(self.result, RESULTS):
             return f"Solution(batch of {np.shape(self.code)})"
-        lines = [self.message, trees.describe("x", self.x), trees.describe("y", self.y)]
+        first = f"{self._after()}: {_NOT_YET}" if costly else self.message
+        lines = [first, trees.describe("x", self.x), trees.describe("y", self.y)]
         lines.append(f"f = {float(self.f):.9g}, g = {float(self.g):.9g}")
-        if self.answer is not None:
+        later = isinstance(self.answer, Pending) and self.answer.costly and not self.answer.known
+        if self.answer is not None and not later:
             lines[-1] += f"; f = {float(self.f_resolved):.9g} with y solved again"
-        if self.certificate is not None:
+        if not costly and self.certificate is not None:
             lines.append(self.certificate.in_words)
         return "\n".join([*lines, self._cost()])
 
@@ -249,10 +283,13 @@ class Solution(eqx.Module):
 
         return frame(self.history)
 
+    def _after(self) -> str:
+        return f"After {_counted(int(self.steps), 'iteration')}"
+
     def _cost(self) -> str:
         """What the run took, in a line."""
         counts = {"gradients of f": "f_calls", "gradients of g": "g_calls", "products": "products"}
         known = {k: self.history.get(v, []) for k, v in counts.items()}
         calls = [f"{int(v[-1]):,} {k}" for k, v in known.items() if len(v)]
         taken = [f"{float(self.seconds):.3g} s"] if float(self.seconds) > 0 else []
-        return ", ".join([f"{int(self.steps):,} steps", *calls, *taken])
+        return ", ".join([_counted(int(self.steps), "step"), *calls, *taken])

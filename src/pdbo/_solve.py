@@ -5,7 +5,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,10 @@ from ._problem import Problem, check_problem
 from ._solution import Outcome, Solution, State
 from ._solver import Solver
 from ._verdict import SOUND, falls_forever, final
-from .checkpoint import CheckpointWriter, digest
 from .solvers._implicit import Implicit, ImplicitState
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointWriter
 
 
 def solve(
@@ -55,8 +57,8 @@ def solve(
     Arguments:
         problem: the problem.
         x0, y0: the start. Outside its set it is projected, with a warning.
-        solver: the method; None is `AutoPDBO()`, on `Batches` `Implicit` or `BatchPDBO()`: nothing
-            to tune.
+        solver: the method; None is `AutoPDBO()`, on `Batches` `Implicit` or `BatchPDBO()`, where
+            `shard` splits x or y `BatchPDBO()`: nothing to tune.
         steps: the most steps this call takes, 10,000 unless the solver sets its own budget.
         tol: the run ends when the certificate's eps is at most this. With None nothing is estimated
             during the run, which takes all its steps; the certificate is there if asked for.
@@ -132,13 +134,12 @@ def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
 
 def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
     began = time.perf_counter()
-    if given.problem.view.in_batches:
-        solution = _on_all_examples(given, solver, options)
-        if solution is not None:
-            return solution
+    rival = _on_all_examples(given, solver, options) if given.problem.in_batches else None
+    if rival is not None and (given.state is not None or rival.ok):
+        return rival
     named = chosen(solver) if given.state is None else given.state.solver
     if given.problem.coupled:
-        from ._coupled import solve_coupled  # it needs SciPy, as nothing else does
+        from ._coupled import solve_coupled  # most problems do without it
 
         return _handed_over(solve_coupled(given, named, options), given.problem, options, began)
     with session(given, named) as start, reading(start.problem):
@@ -158,18 +159,23 @@ def _solve(given: Start, solver: Solver | None, options: Options) -> Solution:
             if writer is not None:
                 stack.enter_context(writer)
             if exact:
-                searches = _is_part(run) and start.problem.inner_term is None
+                part = isinstance(run.solver, Implicit) and run.solver.part  # of AutoPDBO
+                searches = part and start.problem.inner_term is None
                 search = chosen(None if named.on_host else named) if searches else None
                 solution = Portfolio(start, search, options, writer).solve(run)
             else:
                 until = int(run.step) + options.budget(run.solver.budget, run.step)
                 host = HostRun(start.problem, options, writer, until)
                 solution = host.solve(run, first=start.state is None)
+    if rival is not None:
+        from ._resolve import further  # most runs do without it
+
+        solution = further(rival, solution, given.problem)
     return _handed_over(solution, given.problem, options, began)
 
 
 def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> Solution | None:
-    """The default's certified solution by `Implicit` on all examples, if there is one.
+    """The default's solution by `Implicit` on all examples, if there is one; it may not be ok.
 
     It is looked for if the problem is small and f's examples determine x, or else fitting them
     exactly would fit their noise.
@@ -185,7 +191,7 @@ def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> S
     plain = dataclasses.replace(options, checkpoint=None, throw=False)
     solution = _solve(whole, Implicit(), plain)
     if not solution.ok:
-        return None
+        return solution if solution.result is RESULTS.settled else None
     return solution if options.checkpoint is None else _solve(whole, Implicit(), options)
 
 
@@ -198,14 +204,11 @@ def _handed_over(solution: Solution, problem: Problem, options: Options, began: 
     return with_answer(solution, problem, float(np.asarray(options.tolerance)))
 
 
-def _is_part(run: State) -> bool:
-    """Whether a run on the exact path is one of AutoPDBO."""
-    return isinstance(run.solver, Implicit) and run.solver.part
-
-
-def _writer(start: Start, options: Options, names: set[str]) -> CheckpointWriter | None:
+def _writer(start: Start, options: Options, names: set[str]) -> "CheckpointWriter | None":
     if options.checkpoint is None:
         return None
+    from .checkpoint import CheckpointWriter
+
     return CheckpointWriter(
         options.checkpoint,
         float(options.checkpoint_every),
@@ -216,6 +219,8 @@ def _writer(start: Start, options: Options, names: set[str]) -> CheckpointWriter
 
 
 def _start_digest(start: Start, options: Options) -> str | None:
+    from .checkpoint import digest
+
     if start.state is not None:
         return digest(start.state)
     spread = start.problem.mesh is not None

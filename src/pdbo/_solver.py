@@ -5,8 +5,9 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
+from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 
 from ._checks import at_least
 from ._problem import Problem
@@ -51,6 +52,10 @@ class Solver(eqx.Module):
         prefers_double: whether it runs in double precision on small problems, also in a session
             without 64-bit types.
         in_parts: whether x and y may be split over devices: no device then holds all of a leaf.
+        at_rest: what it means that a run has settled, in a sentence or two in place of the usual.
+        stages: of how many kinds the steps of a method are that works in rounds; none if it does
+            not. Then `step` is a `walk`, and a `turn` if one is `due`, and the driver repeats walks
+            without looking at what only a turn needs.
     """
 
     label: ClassVar[str] = ""
@@ -61,6 +66,8 @@ class Solver(eqx.Module):
     needs_products: ClassVar[bool] = False
     prefers_double: ClassVar[bool] = False
     in_parts: ClassVar[bool] = True
+    at_rest: ClassVar[str] = ""
+    stages: ClassVar[int] = 0
 
     def __check_init__(self):
         for field in dataclasses.fields(self):
@@ -95,6 +102,22 @@ class Solver(eqx.Module):
     def step(self, problem: Problem, state: PyTree) -> PyTree:
         """The state one iteration later."""
 
+    def stage(self, state: PyTree) -> Int[Array, ""]:
+        """Which kind the next step is of; it changes in turns only."""
+        raise NotImplementedError
+
+    def walk(self, problem: Problem, state: PyTree, stage: int) -> PyTree:
+        """The state one step of this kind later, before its turn."""
+        raise NotImplementedError
+
+    def due(self, state: PyTree) -> Bool[Array, ""]:
+        """Whether a turn comes next."""
+        raise NotImplementedError
+
+    def turn(self, problem: Problem, state: PyTree) -> PyTree:
+        """The state after the end of a round."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def output(self, state: PyTree) -> Point:
         """The point this state stands for."""
@@ -114,3 +137,10 @@ class Solver(eqx.Module):
     def with_calls(self, state: PyTree, calls: Calls) -> PyTree:
         """A state to which the calls made before it are added; for `exact_first` solvers."""
         raise NotImplementedError
+
+
+def one_step(solver: Solver, problem: Problem, state: PyTree) -> PyTree:
+    """The state one step later in a solver with rounds: a walk, and a turn if one is due."""
+    walks = [lambda s, k=k: solver.walk(problem, s, k) for k in range(solver.stages)]
+    state = lax.switch(solver.stage(state), walks, state)
+    return lax.cond(solver.due(state), lambda s: solver.turn(problem, s), lambda s: s, state)

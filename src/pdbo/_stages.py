@@ -8,8 +8,10 @@ from ._certificate import Certificate, TermCertificate
 from ._problem import Problem
 from .exact.certificate import Facts, look, rough
 from .exact.dense import Curvature
+from .exact.large import Large
 from .exact.large_certificate import look_at_large
-from .exact.oracle import LARGE, SMALL, Oracle, fits
+from .exact.oracle import SMALL, Vector, fits
+from .solvers._implicit import path_of
 
 CLOSE = 1e-6  # relative to y: an inner minimum this close leaves a relaxation nothing to explain
 NEGLIGIBLE = 1e-10  # a fall of f by this part of its terms: the minimum may be at infinity
@@ -25,24 +27,32 @@ NO_FACTS = Facts(
 
 
 def facts_of(
-    problem: Problem, x: PyTree, y: PyTree, tol: float = TOL, elsewhere: bool = True
+    problem: Problem,
+    x: PyTree,
+    y: PyTree,
+    tol: float = TOL,
+    elsewhere: bool = True,
+    v: Vector | None = None,
 ) -> Facts | None:
-    """What the exact certificate knows of a point in double; None if it does not apply."""
-    path = fits(problem, x, y)
-    if not path:
+    """What the exact certificate knows of a point in double; None if it does not apply.
+
+    `v` is the adjoint there, if a run on a large problem has found it.
+    """
+    if not fits(problem, x, y):
         return None
-    oracle = Oracle(problem, x, y)
+    path = path_of(problem, x, y)
+    at = path.oracle.flat(x, y)
     with np.errstate(all="ignore"):
-        if path == LARGE:
-            return look_at_large(oracle, *oracle.flat(x, y), max(tol, TOL))
-        return look(oracle, *oracle.flat(x, y), max(tol, TOL), elsewhere)
+        if isinstance(path, Large):
+            return look_at_large(path, *at, max(tol, TOL), v)
+        return look(path.oracle, *at, max(tol, TOL), elsewhere)
 
 
 def is_rough(problem: Problem, x: PyTree, y: PyTree) -> bool:
     """Whether g is seen to have a kink at y, so that no certificate holds there."""
     if fits(problem, x, y) != SMALL:
         return False
-    oracle = Oracle(problem, x, y)
+    oracle = path_of(problem, x, y).oracle
     if not oracle.may_have_kinks:
         return False
     with np.errstate(all="ignore"):

@@ -61,6 +61,9 @@ def norm(a: PyTree) -> Float[Array, ""]:
 
 def max_abs(a: PyTree) -> Float[Array, ""]:
     """The largest absolute entry of a pytree, zero if it has no entries."""
+    leaves = jax.tree.leaves(a)
+    if all(isinstance(leaf, np.ndarray) for leaf in leaves):  # nothing to compile for
+        return np.max([np.max(np.abs(leaf), initial=0) for leaf in leaves], initial=0)  # type: ignore
     parts = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(a)]
     return functools.reduce(jnp.maximum, parts) if parts else jnp.zeros(())
 
@@ -90,10 +93,18 @@ def astype(a: PyTree, dtype: "DTypeLike") -> PyTree:
 
     def cast(leaf: PyTree) -> PyTree:
         if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.asarray(leaf, dtype)
+            # NumPy converts without a program of its own
+            return jnp.asarray(np.asarray(leaf, dtype) if _is_near(leaf) else leaf, dtype)
         return leaf
 
     return jax.tree.map(cast, a)
+
+
+def _is_near(leaf: "Array") -> bool:
+    """Whether an array lies in the memory of the CPU, and nobody said that it must."""
+    if not isinstance(leaf, Array) or isinstance(leaf, Tracer) or leaf.committed:
+        return False
+    return leaf.is_fully_addressable and next(iter(leaf.devices())).platform == "cpu"
 
 
 def dtype(a: PyTree) -> np.dtype:
@@ -116,9 +127,11 @@ def text(leaf: object) -> str:
         return str(leaf)
     if not getattr(leaf, "is_fully_addressable", True):
         return f"array of shape {np.shape(leaf)}, split over processes"  # type: ignore
+    known = hasattr(leaf, "dtype")  # keys are no arrays for NumPy, and their dtype has no kind
+    kind = getattr(leaf.dtype, "kind", "") if known else np.asarray(leaf).dtype.kind  # type: ignore
+    if kind not in [*"biuf"]:
+        return str(leaf).replace("\n", " ")
     array = np.asarray(leaf)
-    if array.dtype.kind not in "biuf":
-        return str(leaf)
     if array.size <= FEW:
         return np.array2string(array, precision=8, separator=", ").replace("\n", "")
     lowest, highest = float(np.min(array)), float(np.max(array))

@@ -93,11 +93,10 @@ class Watch:
         self.store.abandon()
 
     def _talk(self) -> None:
-        for beat in itertools.count():
-            if self.over.wait(self.pause):
-                return
+        beats = map(str, itertools.count())
+        while not self.over.wait(self.pause):
             try:
-                self.store.put("alive", self.rank, str(beat))
+                self.store.put("alive", self.rank, next(beats))
                 alive, gone = self.store.get("alive"), self.store.get("gone")
             except Exception:
                 continue  # the store does not answer: the clock decides

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ._checks import whole_number
 from ._errors import ProblemError
 from ._slices import (
+    BLOCK,
     Compressed,
     Slices,
     available,
@@ -151,7 +152,8 @@ class DenseMatrix(eqx.Module):
             raise ProblemError(
                 f"X must be a real two-dimensional array, got {X.dtype} of shape {X.shape}."
             )
-        return cls(jnp.asarray(np.ascontiguousarray(X.T), None if X.dtype.kind == "f" else float))
+        dtype = jax.dtypes.canonicalize_dtype(X.dtype if X.dtype.kind == "f" else np.float64)
+        return cls(jnp.asarray(np.ascontiguousarray(X.T, dtype), dtype))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -414,11 +416,13 @@ _softmax.multiple_results = True
 
 @_softmax.def_abstract_eval
 def _(products: ShapedArray, *_: ShapedArray) -> list[ShapedArray]:
-    return [products.update(shape=products.shape[:1]), products]
+    count, classes = products.shape
+    blocks = products.update(shape=(-(-count // BLOCK), classes))
+    return [products.update(shape=(count,)), products, blocks]
 
 
 def _batch_losses(operands: Sequence[Array], axes: Sequence[int | None]) -> tuple[Any, list[int]]:
-    return jax.vmap(plain_losses, axes)(*operands), [0, 0]
+    return jax.vmap(plain_losses, axes)(*operands), [0, 0, 0]
 
 
 _softmax.def_impl(jax.jit(_softmax.bind))
@@ -435,26 +439,30 @@ def _mean_loss(products: Array, offsets: Array, labels: Array) -> Float[Array, "
 
 @_mean_loss.defjvp
 def _(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    values, slopes = _losses(*primals)
-    return jnp.mean(values), jnp.sum(slopes * (tangents[0] + tangents[1]))
+    values, slopes, sums = _losses(*primals)
+    return jnp.mean(values), jnp.sum(slopes * tangents[0]) + jnp.sum(sums * tangents[1])
 
 
 @jax.custom_jvp
-def _losses(products: Array, offsets: Array, labels: Array) -> tuple[Array, Array]:
-    """The losses of the rows, and the gradient of their mean in the scores."""
-    values, slopes = _softmax.bind(products, offsets, labels)
-    return values, slopes
+def _losses(products: Array, offsets: Array, labels: Array) -> tuple[Array, Array, Array]:
+    """The losses of the rows, and the gradients of their mean in the scores and in the offsets."""
+    values, slopes, sums = _softmax.bind(products, offsets, labels)
+    return values, slopes, jnp.sum(sums, axis=0)
 
 
 @_losses.defjvp
-def _(primals: tuple, tangents: tuple) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    values, slopes = _losses(*primals)
+def _(
+    primals: tuple, tangents: tuple
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
+    values, slopes, sums = _losses(*primals)
     count, labels = slopes.shape[0], primals[2]
     change = tangents[0] + tangents[1]
     is_label = labels[:, None] == jnp.arange(slopes.shape[1], dtype=labels.dtype)
     shares = count * slopes + is_label.astype(slopes.dtype)
     turned = shares * (change - jnp.sum(shares * change, axis=1, keepdims=True))
-    return (values, slopes), (count * jnp.sum(slopes * change, axis=1), turned / count)
+    turned = turned / count
+    moved = (count * jnp.sum(slopes * change, axis=1), turned, jnp.sum(turned, axis=0))
+    return (values, slopes, sums), moved
 
 
 def penalty(x: Array, w: PyTree) -> Float[Array, ""]:

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -136,10 +136,27 @@ def _number(text: str, least: int) -> Any:
     return typer.Option(help=text, metavar="N", callback=_at_least(least))
 
 
+def _beginning(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """What the shell completes a word to: those of the names that begin with it."""
+    return lambda incomplete: sorted(name for name in names if name.startswith(incomplete))
+
+
+# Arguments are explained in the text of a command: a list of them in the help would show types
 Out = Annotated[pathlib.Path, typer.Option(help="The folder to write to.", metavar="DIR")]
 Seed = Annotated[int, _number("The seed of every random draw.", 0)]
 Steps = Annotated[int, _number("The largest number of iterations.", 1)]
 Every = Annotated[int, _number("Iterations between two records.", 1)]
+SolverName = Annotated[
+    str | None,
+    typer.Option(
+        help="A solver; AutoPDBO by default.",
+        metavar="NAME",
+        autocompletion=_beginning(_catalogue.names()),
+    ),
+]
+Tolerance = Annotated[
+    float, typer.Option(help="Stop when the certificate's eps is this small.", metavar="EPS")
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier record.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Carry on from the folder's last checkpoint.")
@@ -164,9 +181,7 @@ Heartbeat = Annotated[
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Experiments; by default the short ones that need no download.", metavar="NAMES"
-        ),
+        typer.Argument(metavar="NAMES", hidden=True, autocompletion=_beginning(EXPERIMENTS)),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller runs, under a minute.")] = False,
     seed: Seed = 0,
@@ -186,6 +201,8 @@ def reproduce(
     ] = None,
 ) -> int:
     """Reproduce the paper: run experiments, draw the figures, write the page.
+
+    NAMES are experiments, see `pdbo list`; by default the short ones that need no download.
 
     `pdbo reproduce problems --solver FILE.py:NAME` puts a method of your own on the scoreboard,
     beside the default and three others.
@@ -238,18 +255,12 @@ def list_() -> None:
 
 @app.command(epilog=EXIT_CODES)
 def solve(
-    target: Annotated[
-        str, typer.Argument(help="A Python file and a name.", metavar="FILE.py:NAME")
-    ],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:NAME", hidden=True)],
     x0: Annotated[str | None, typer.Option(help="The start of x, as JSON.", metavar="JSON")] = None,
     y0: Annotated[str | None, typer.Option(help="The start of y, as JSON.", metavar="JSON")] = None,
-    solver: Annotated[
-        str | None, typer.Option(help="A solver; AutoPDBO by default.", metavar="NAME")
-    ] = None,
+    solver: SolverName = None,
     steps: Steps = 10_000,
-    tol: Annotated[
-        float, typer.Option(help="Stop when the certificate's eps is this small.", metavar="EPS")
-    ] = 1e-4,
+    tol: Tolerance = 1e-4,
     every: Every = 100,
     seed: Seed = 0,
     out: Out = pathlib.Path("solution"),
@@ -263,9 +274,9 @@ def solve(
 ) -> int:
     """Solve a problem of your own: print its certificate, write a record and a page.
 
-    NAME is a pdbo.Problem in the file. The start is given by --x0 and --y0, or by x0 and y0 in the
-    file. A checkpoint is written every minute and when the run is interrupted. `pdbo report` writes
-    the page's figures as files, too.
+    NAME is a pdbo.Problem in the Python file. The start is given by --x0 and --y0, or by x0 and y0
+    in the file. A checkpoint is written every minute and when the run is interrupted. `pdbo report`
+    writes the page's figures as files, too.
 
     With --distributed, start the same command once per process. SLURM, Kubernetes and Open MPI
     number the processes; elsewhere give --processes and --rank, and --address if they run on
@@ -319,9 +330,9 @@ def _together(distributed: bool, options: dict[str, Any]) -> Iterator[int]:
 
 @app.command(epilog=EXIT_CODES)
 def report(
-    folder: Annotated[pathlib.Path, typer.Argument(help="A folder of records.", metavar="DIR")],
+    folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", hidden=True)],
 ) -> int:
-    """Rebuild figures and page from the records in a folder."""
+    """Rebuild figures and page from the records in a folder DIR."""
     if not exists(folder, "dir"):
         raise InputError(f"{folder} is not a folder.")
     check_pages(folder)
@@ -338,9 +349,10 @@ def _get_ready() -> None:
     import jax
 
     from .. import solve  # noqa: F401
+    from .._precision import double_from_now_on
     from .folders import programs
 
-    jax.config.update("jax_enable_x64", True)
+    double_from_now_on()
     cache = programs()
     if cache is not None:
         jax.config.update("jax_compilation_cache_dir", str(cache))

@@ -79,10 +79,10 @@ def run(
     **options: Any,
 ) -> Record:
     """Run one experiment in double precision; returns its record."""
-    import jax
+    from .._precision import double
 
     start = time.perf_counter()
-    with jax.enable_x64(True):
+    with double():
         results = module.run(seed, quick, track, **options)
         about = provenance()
     record = Record(

@@ -89,12 +89,19 @@ def _say(solution: pdbo.Solution) -> None:
 
 
 def load_solver(path: pathlib.Path, name: str) -> tuple[str, pdbo.solvers.Solver]:
-    """A solver in a user's file and its name: an instance, or a class that needs no arguments."""
+    """A solver in a user's file and its name: an instance, or a class that needs no arguments.
+
+    It takes two steps on the toy problem, so that an error is told before the others have run.
+    """
     found = _load(path).get(name)
     with _explained(f"{name} in {path}", alone=True):
         solver = found() if isinstance(found, type) else found
     if not isinstance(solver, pdbo.solvers.Solver):
         raise InputError(f"{name} in {path} must be a pdbo.solvers.Solver, got {kind(found)}.")
+    toy = pdbo.problems.get("toy")
+    failing = f"the toy problem with {name} in {path}"
+    with _explained(failing, alone=True), contextlib.suppress(pdbo.SolveError):
+        pdbo.solve(toy.problem, *toy.start, solver, steps=2, tol=None)
     return name, solver
 
 
@@ -117,6 +124,8 @@ def _record(
     solution: pdbo.Solution, seed: int, settings: dict[str, object], times: dict[str, float]
 ) -> Record:
     about = {"result": solution.result.name, "iterations": int(solution.steps)}
+    if (certificate := solution.certificate) is not None:
+        about["in words"] = certificate.in_words
     columns = ("f_calls", "g_calls", "products")
     calls = {k: int(solution.history[k][-1]) for k in columns}
     return Record(
@@ -131,7 +140,7 @@ def _problem_and_start(
     """The problem in a file and its start; `given` has priority over x0 and y0 in the file."""
     found = _load(path)
     problem, start = _problem(found, path, name)
-    start |= {k: found[k] for k in ("x0", "y0") if k in found}
+    start |= {k: _start(found[k]) for k in ("x0", "y0") if k in found}
     start |= {k: _arrays(v) for k, v in given.items()}
     missing = [k for k in ("x0", "y0") if k not in start]
     if missing:
@@ -174,6 +183,12 @@ def _problem(
     raise InputError(f"{name} in {path} must be a pdbo.Problem, got {type(thing).__name__}.")
 
 
+def _start(tree: object) -> PyTree:
+    """The start in a file; a list of numbers is an array, as it is in --x0 and --y0."""
+    numbers = isinstance(tree, list) and all(isinstance(v, int | float) for v in tree)
+    return _arrays(tree) if numbers else tree
+
+
 def _arrays(tree: object) -> PyTree:
     """The start as arrays; dicts stay dicts."""
     if isinstance(tree, dict):
@@ -187,6 +202,7 @@ def _results(solution: pdbo.Solution) -> dict[str, np.ndarray]:
         leaves = jax.tree_util.tree_leaves_with_path(getattr(solution, part))
         for index, (_, leaf) in enumerate(leaves):
             arrays[f"{part}.{index}"] = np.asarray(leaf)
+    arrays["f_resolved"] = np.asarray(solution.f_resolved)
     certificate = solution.certificate
     for k in solved.CERTIFICATE:
         arrays[f"certificate.{k}"] = np.asarray(getattr(certificate, k))

@@ -196,11 +196,13 @@ def look(
         weights: inner multipliers to try, for every row that is kept, scaled.
     """
     frame = _Frame(model, np.concatenate([x, y]))
-    true = model.all_rows(frame.z[None])[0][model.finite] / frame.size
+    true = model.all_rows(frame.z[None])[0]
+    appeared = np.any(true[~model.finite] != -np.inf)
+    true = true[model.finite] / frame.size
     off = np.where(np.isin(frame.kind, (3, 5)), np.abs(true), np.maximum(true, 0.0))
     feasibility = float(np.max(np.nan_to_num(off[2:], nan=np.inf), initial=0.0))
-    if np.max(np.abs(true - frame.R) / (1 + np.abs(true)), initial=0.0) > 1e-6:
-        feasibility = np.inf  # a row that seemed to be affine is not
+    if appeared or np.max(np.abs(true - frame.R) / (1 + np.abs(true)), initial=0.0) > 1e-6:
+        feasibility = np.inf  # a row that seemed to be absent or affine is not
     gap = float(true[1] - value / frame.size[1])
     fits = [frame.multipliers(frame.R, frame.J)]
     if weights is not None:
@@ -224,7 +226,6 @@ def _given(frame: _Frame, weights: Vector) -> tuple[Vector, float]:
     every = np.zeros(len(model.kind))
     every[model.kept] = weights * model.unit
     m = every[model.finite] * frame.size / (every[1] * frame.size[1])
-    m[:4][:2] = 0.0
     m = np.where(np.isin(frame.kind, (4, 5)), m, 0.0)
     keep = frame.active(frame.R, (4, 5))
     m[np.setdiff1d(np.arange(len(m)), keep)] = 0.0

@@ -9,7 +9,8 @@ Lagrangian with a primal-dual barrier for the bounds:
     mu = 0.1 t0; rho = 10; shift = 1e-4; lambda = kappa = 0
     repeat
       factor H + {0, 1, 30, 1e3, 3e4} shift; take the first direction of descent
-      take the step length 2^-k, k = 0 ... 13, of lowest phi, short of the bounds
+      take the step length 2^-k, k = 0 ... 13, of lowest phi, short of the bounds; if phi is
+        lower at 1 or 1/2 than at 1/4 and here, the others are not looked at
       no decrease: stay and raise the shift; else lower it
       after 8 steps, or if the gradient is small beside mu:
         lambda -= rho c; kappa = max(0, kappa + rho d); mu /= 4
@@ -21,7 +22,7 @@ implementation of an interior-point filter line-search algorithm (2006).
 
 import abc
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -31,16 +32,20 @@ Lanes = Float[np.ndarray, " lanes"]
 Many = Float[np.ndarray, "lanes n"]
 
 SHIFTS = (0.0, 1.0, 30.0, 1e3, 3e4)
-LENGTHS = 0.5 ** np.arange(14)  # step lengths tried at once
+LENGTHS = 0.5 ** np.arange(14)  # step lengths that are tried ...
+FIRST = 3  # ... so many of them first, the others if the last of these is the best
 FIRST_BARRIER, LAST_BARRIER = 0.1, 1e-9
 FIRST_PENALTY, LAST_PENALTY = 10.0, 1e7
 SHRINK = 0.25  # of the barrier, and of the violation if the penalty is to stay
+EAGER = 0.25  # the power of the barrier by which it shrinks if a program is eager
 SHORT_OF = 0.995  # of the way to a bound
 SMALL = 1e-7  # the gradient of a stage that has ended
 BAND = 1e4  # how far the bounds' multipliers may be from barrier / distance, as a factor
 MOST = 1e8  # the largest multiplier
 LATE = 6  # the most stages with the last barrier ...
 ENOUGH = 1  # ... and after how many one ends the run that meets all rows, or gets no closer
+LONGER = 1.75  # times as many steps as half of the lanes need are the most
+NEAR = 1e-4  # rows that are off by less, with such a barrier, are nearly met
 AWAY = 1e12  # an unknown of this size has run away
 FLOOR = 1e-11  # added to every diagonal
 
@@ -124,7 +129,13 @@ class Multipliers(NamedTuple):
 
 
 class Nonlinear(abc.ABC):
-    """What the engine minimises, for many lanes."""
+    """What the engine minimises, for many lanes.
+
+    Attributes:
+        eager: whether the barrier falls ever faster where stages end early.
+    """
+
+    eager: ClassVar[bool] = False
 
     @abc.abstractmethod
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -146,15 +157,48 @@ class Nonlinear(abc.ABC):
         """
 
 
+class Bounds:
+    """The bounds of z, as distances that stay positive."""
+
+    def __init__(self, lo: np.ndarray, hi: np.ndarray):
+        self._low, self._high = np.flatnonzero(np.isfinite(lo)), np.flatnonzero(np.isfinite(hi))
+        self._lo, self._hi = lo[self._low], hi[self._high]
+
+    def room(self, z: Many) -> Many:
+        """The distances."""
+        return np.concatenate(
+            [z[..., self._low] - self._lo, self._hi - z[..., self._high]], axis=-1
+        )
+
+    def along(self, move: Many) -> Many:
+        """How they change with z."""
+        return np.concatenate([move[..., self._low], -move[..., self._high]], axis=-1)
+
+    def slopes(self, weights: Many, like: Many) -> Many:
+        """The derivative in z of their sum with weights."""
+        return self._placed(weights, like, -1.0)
+
+    def curves(self, weights: Many, like: Many) -> Many:
+        """The weights, where they belong in z."""
+        return self._placed(weights, like, 1.0)
+
+    def _placed(self, weights: Many, like: Many, sign: float) -> Many:
+        out, k = np.zeros_like(like), len(self._low)
+        out[:, self._low] = weights[:, :k]
+        out[:, self._high] += sign * weights[:, k:]
+        return out
+
+
 @dataclasses.dataclass
 class State:
     """Where the lanes stand."""
 
     z: Many
+    objective: Lanes
     c: Many  # the rows `equal` ...
     d: Many  # ... and `below` there
-    low: Many  # the multipliers of the bounds
-    high: Many
+    room: Many  # the distances to the bounds ...
+    force: Many  # ... and their multipliers
     at: Multipliers
     barrier: Lanes
     shift: Lanes
@@ -166,33 +210,37 @@ class State:
 
     def only(self, lanes: np.ndarray) -> "State":
         """Some of the lanes."""
-        parts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        at = Multipliers(*(part[lanes] for part in self.at))
-        return State(at=at, **{k: v[lanes] for k, v in parts.items() if k != "at"})
+        parts = {k: v[lanes] for k, v in vars(self).items() if k != "at"}
+        return State(**parts, at=Multipliers(*(part[lanes] for part in self.at)))
 
-    def put(self, lanes: np.ndarray, other: "State") -> None:
-        """Replace some of the lanes."""
-        for field in dataclasses.fields(self):
-            mine, new = getattr(self, field.name), getattr(other, field.name)
-            pairs = zip(mine, new, strict=True) if field.name == "at" else [(mine, new)]
-            for old, part in pairs:
-                old[lanes] = part
+    @staticmethod
+    def joined(many: "list[State]") -> "State":
+        """All lanes of several."""
+        parts = {k: np.concatenate([vars(s)[k] for s in many]) for k in vars(many[0]) if k != "at"}
+        each = zip(*(s.at for s in many), strict=True)
+        return State(**parts, at=Multipliers(*map(np.concatenate, each)))
 
 
-def run(program: Nonlinear, z: Many, t0: Lanes, ratio: Lanes, most: int, stage: int) -> State:
-    """The engine from z, inside its bounds; `ratio` times the barrier is t."""
-    lo, hi = program.bounds()
-    count, barrier = len(z), FIRST_BARRIER * t0
-    everyone = np.arange(count)
-    _, c, d = program.values(z, everyone)
-    below, above = _room(lo, hi, z)
-    ones = np.ones(count)
+def run(
+    program: Nonlinear, z: Many, t0: Lanes, ratio: Lanes, most: int, stage: int,
+    ceiling: float = np.inf,
+) -> State:  # fmt: skip
+    """The engine from z, inside its bounds; `ratio` times the barrier is t.
+
+    Lanes whose objective stays above the ceiling while they come near their rows end early, as do
+    the last few of many.
+    """
+    bounds, count, barrier = Bounds(*program.bounds()), len(z), FIRST_BARRIER * t0
+    lanes = np.arange(count)
+    objective, c, d = program.values(z, lanes)
+    room, ones = bounds.room(z), np.ones(count)
     state = State(
         z=z.copy(),
+        objective=objective,
         c=c,
         d=d,
-        low=np.where(np.isfinite(lo), barrier[:, None] / below, 0.0),
-        high=np.where(np.isfinite(hi), barrier[:, None] / above, 0.0),
+        room=room,
+        force=barrier[:, None] / room,
         at=Multipliers(0 * c, 0 * d, FIRST_PENALTY * ones),
         barrier=barrier.copy(),
         shift=1e-4 * ones,
@@ -202,28 +250,39 @@ def run(program: Nonlinear, z: Many, t0: Lanes, ratio: Lanes, most: int, stage: 
         steps=np.zeros(count, int),
         over=np.zeros(count, bool),
     )
-    for _ in range(most):
-        lanes = np.flatnonzero(~state.over)
-        if not len(lanes):
-            break
-        state.put(lanes, _step(program, state.only(lanes), ratio[lanes], stage, lanes))
-    return state
+    places, ended, half = [], [], most
+    for step in range(most):
+        if step > LONGER * half:
+            break  # the last few
+        state = _step(program, bounds, state, ratio[lanes], stage, lanes)
+        near = (state.violation <= NEAR) & (state.barrier <= NEAR) & (state.inside == 0)
+        state.over |= near & (state.objective > ceiling)
+        if np.any(state.over):
+            places.append(lanes[state.over])
+            ended.append(state.only(state.over))
+            lanes, state = lanes[~state.over], state.only(~state.over)
+            if not len(lanes):
+                break
+            half = min(half, step) if len(lanes) <= count / 2 else half
+    return State.joined([*ended, state]).only(np.argsort(np.concatenate([*places, lanes])))
 
 
-def _step(program: Nonlinear, s: State, ratio: Lanes, stage: int, lanes: np.ndarray) -> State:
-    t, (lo, hi) = (ratio * s.barrier)[:, None] * program.relaxed(), program.bounds()
-    below, above = _room(lo, hi, s.z)
-    system = program.derive(s.z, s.at, s.at.ahead(s.c, s.d - t), lanes)
-    residual = np.max(np.abs(system.gradient - s.low + s.high), axis=1)
-    mu = s.barrier[:, None]
-    push = np.where(np.isfinite(lo), mu / below, 0.0) - np.where(np.isfinite(hi), mu / above, 0.0)
+def _step(
+    program: Nonlinear, bounds: Bounds, s: State, ratio: Lanes, stage: int, lanes: np.ndarray
+) -> State:
+    t = (ratio * s.barrier)[:, None] * program.relaxed()
+    ahead = s.at.ahead(s.c, s.d - t)
+    system = program.derive(s.z, s.at, ahead, lanes)
+    residual = np.max(np.abs(system.gradient - bounds.slopes(s.force, s.z)), axis=1)
+    push = bounds.slopes(s.barrier[:, None] / s.room, s.z)
     system = system._replace(gradient=system.gradient - push)
-    move, used = _direction(system, s.low / below + s.high / above, s.shift)
+    move, used = _direction(system, bounds.curves(s.force / s.room, s.z), s.shift)
     found = np.isfinite(used)
     cap = 100.0 * (1 + np.max(np.abs(s.z), axis=1)) / (1e-300 + np.max(np.abs(move), axis=1))
     move *= np.minimum(1.0, cap)[:, None]
-    z, c, d, best, good = _search(program, s, t, move, found, lanes)
-    low, high = _bound_multipliers(lo, hi, s, move, good)
+    along = bounds.along(move)
+    z, objective, c, d, best, good = _search(program, bounds, s, t, move, along, found, lanes)
+    force = _forces(s, along, good)
     used = np.where(found, used, s.shift)
     kept = np.maximum(np.where(best == 0, used / 5, used), 1e-8)
     shift = np.where(good, kept, np.minimum(np.maximum(used, s.shift) * 10, 1e8))
@@ -233,26 +292,23 @@ def _step(program: Nonlinear, s: State, ratio: Lanes, stage: int, lanes: np.ndar
     excess = np.maximum(d - t, -s.at.below / s.at.penalty[:, None])
     violation = np.max(np.concatenate([np.abs(c), excess], axis=1), axis=1, initial=0.0)
     worse = violation > np.maximum(SHRINK * s.violation, 1e-9)
-    penalty = np.where(worse, np.minimum(s.at.penalty * 4, LAST_PENALTY), s.at.penalty)
-    ahead, each = s.at.ahead(c, d - t), done[:, None]
-    at = Multipliers(
-        np.where(each, np.clip(ahead.equal, -MOST, MOST), s.at.equal),
-        np.where(each, np.minimum(ahead.below, MOST), s.at.below),
-        np.where(done, penalty, s.at.penalty),
-    )
-    barrier = np.where(done, np.maximum(s.barrier * SHRINK, LAST_BARRIER), s.barrier)
+    fast = small & program.eager
+    barrier = np.where(fast, np.minimum(SHRINK, s.barrier**EAGER), SHRINK) * s.barrier
+    barrier = np.where(done, np.maximum(barrier, LAST_BARRIER), s.barrier)
     last = s.barrier <= LAST_BARRIER
     late = s.late + (done & last)
     met = violation <= 1e-9
     ended = done & last & ((met & (small | ~good)) | ((late > ENOUGH) & (met | worse)))
-    below, above = _room(lo, hi, z)
+    room = bounds.room(z)
+    near = barrier[:, None] / room
     return State(
         z=z,
+        objective=objective,
         c=c,
         d=d,
-        low=_clipped(low, barrier, below, lo),
-        high=_clipped(high, barrier, above, hi),
-        at=at,
+        room=room,
+        force=np.minimum(np.maximum(force, near / BAND), near * BAND),
+        at=_multipliers(s.at, c, d - t, done, worse),
         barrier=barrier,
         shift=np.where(done, np.minimum(shift, 1.0), shift),
         inside=np.where(done, 0, s.inside + 1),
@@ -263,6 +319,21 @@ def _step(program: Nonlinear, s: State, ratio: Lanes, stage: int, lanes: np.ndar
     )
 
 
+def _multipliers(
+    at: Multipliers, c: Many, d: Many, done: np.ndarray, worse: np.ndarray
+) -> Multipliers:
+    """The estimates after a step, other ones where a stage is done."""
+    if not np.any(done):
+        return at
+    ahead, each = at.ahead(c, d), done[:, None]
+    penalty = np.where(worse, np.minimum(at.penalty * 4, LAST_PENALTY), at.penalty)
+    return Multipliers(
+        np.where(each, np.clip(ahead.equal, -MOST, MOST), at.equal),
+        np.where(each, np.minimum(ahead.below, MOST), at.below),
+        np.where(done, penalty, at.penalty),
+    )
+
+
 def pushed(program: Nonlinear, z: Many) -> Many:
     """Starts well inside their bounds."""
     lo, hi = program.bounds()
@@ -270,17 +341,6 @@ def pushed(program: Nonlinear, z: Many) -> Many:
         wide = np.where(np.isfinite(lo) & np.isfinite(hi), hi - lo, np.inf)
     push = np.minimum(1e-2 * np.maximum(1.0, np.abs(z)), 0.1 * wide)
     return np.minimum(np.maximum(z, lo + push), hi - push)
-
-
-def _room(lo: np.ndarray, hi: np.ndarray, z: Many) -> tuple[Many, Many]:
-    """The distances to the bounds, one where there is none."""
-    return np.where(np.isfinite(lo), z - lo, 1.0), np.where(np.isfinite(hi), hi - z, 1.0)
-
-
-def _clipped(multiplier: Many, barrier: Lanes, room: Many, bound: np.ndarray) -> Many:
-    near = barrier[:, None] / room
-    clipped = np.minimum(np.maximum(multiplier, near / BAND), near * BAND)
-    return np.where(np.isfinite(bound), clipped, 0.0)
 
 
 def _direction(system: System, curve: Many, shift: Lanes) -> tuple[Many, Lanes]:
@@ -294,8 +354,8 @@ def _direction(system: System, curve: Many, shift: Lanes) -> tuple[Many, Lanes]:
         delta = factor * shift[left]
         part = system if len(left) == len(shift) else system.only(left)
         trial = part.solve(curve[left], delta)
-        descent = np.sum(trial * part.gradient, axis=1) < 0
-        fit = np.all(np.isfinite(trial), axis=1) & descent
+        fit = np.sum(trial * part.gradient, axis=1) < 0  # false where it is not a number
+        fit &= np.isfinite(np.sum(trial, axis=1))
         move[left[fit]], used[left[fit]] = trial[fit], delta[fit]
         left = left[~fit]
         if not len(left):
@@ -304,46 +364,54 @@ def _direction(system: System, curve: Many, shift: Lanes) -> tuple[Many, Lanes]:
 
 
 def _search(
-    program: Nonlinear, s: State, t: Many, move: Many, found: np.ndarray, lanes: np.ndarray
-) -> tuple[Many, Many, Many, np.ndarray, np.ndarray]:
+    program: Nonlinear, bounds: Bounds, s: State, t: Many, move: Many, along: Many,
+    found: np.ndarray, lanes: np.ndarray,
+) -> tuple[Many, Lanes, Many, Many, np.ndarray, np.ndarray]:  # fmt: skip
     """The points of lowest merit among ever shorter steps, or the old ones."""
-    lo, hi = program.bounds()
-    below, above = _room(lo, hi, s.z)
-    down, up = np.isfinite(lo) & (move < 0), np.isfinite(hi) & (move > 0)
-    room = np.where(down, below, np.where(up, above, np.inf))
-    room = room / np.where(down | up, np.abs(move), 1.0)
-    longest = np.minimum(1.0, SHORT_OF * np.min(room, axis=1))
-    count, tries = len(t), len(LENGTHS) + 1
-    lengths = np.concatenate([longest[:, None] * LENGTHS, np.zeros((count, 1))], axis=1)
-    Z = s.z[:, None] + lengths[:, :, None] * move[:, None]
-    flat, again = Z.reshape(count * tries, -1), np.repeat(np.arange(count), tries)
-    objective, c, d = program.values(flat, lanes[again])
-    below, above = _room(lo, hi, flat)
-    logs = np.sum(np.log(below) + np.log(above), axis=1)
-    rho = s.at.penalty[again]
-    hinge = np.maximum(0.0, s.at.below[again] + rho[:, None] * (d - t[again]))
-    phi = objective - np.sum((s.at.equal[again] - 0.5 * rho[:, None] * c) * c, axis=1)
-    phi = phi + 0.5 / rho * np.sum(hinge**2, axis=1) - s.barrier[again] * logs
-    phi = np.where(np.isfinite(phi), phi, np.inf).reshape(count, tries)
-    here, best = phi[:, -1], np.argmin(phi[:, :-1], axis=1)
-    lowest = phi[np.arange(count), best]
-    with np.errstate(invalid="ignore"):
-        lower = found & (lowest <= here - 1e-14 * np.abs(here))
+    reach = np.min(np.where(along < 0, -s.room / along, np.inf), axis=1, initial=np.inf)
+    longest = np.minimum(1.0, SHORT_OF * reach)
+    here = _merit(s, t, s.room, s.objective, s.c, s.d)
+    z, lowest, best = s.z.copy(), np.full(len(t), np.inf), np.zeros(len(t), int)
+    objective, c, d = s.objective.copy(), s.c.copy(), s.d.copy()
+    left = np.flatnonzero(found)
+    for begin, tried in ((0, LENGTHS[:FIRST]), (FIRST, LENGTHS[FIRST:])):
+        if not len(left):
+            break
+        Z = s.z[left] + (longest[left] * tried[:, None])[:, :, None] * move[left]
+        values = program.values(Z.reshape(-1, Z.shape[2]), np.tile(lanes[left], len(tried)))
+        part = s if len(left) == len(t) else s.only(left)
+        values = [v.reshape(*Z.shape[:2], *v.shape[1:]) for v in values]
+        phi = _merit(part, t[left], bounds.room(Z), *values)
+        k, each = np.argmin(phi, axis=0), np.arange(len(left))
+        phi = phi[k, each]
+        lower = phi < lowest[left]
+        new, pick = left[lower], (k[lower], each[lower])
+        lowest[new], best[new], z[new] = phi[lower], begin + k[lower], Z[pick]
+        objective[new], c[new], d[new] = (v[pick] for v in values)
+        last = (best[left] == FIRST - 1) | ~np.isfinite(lowest[left])
+        left = left[last | ~(lowest[left] < here[left])]
+    lower = found & (lowest <= here - 1e-14 * np.abs(here))
     good = np.isfinite(lowest) & (lower | ~np.isfinite(here))
-    pick = np.arange(count) * tries + np.where(good, best, tries - 1)
-    return flat[pick], c[pick], d[pick], best, good
+    stay = ~good
+    if np.any(stay):
+        z[stay], objective[stay] = s.z[stay], s.objective[stay]
+        c[stay], d[stay] = s.c[stay], s.d[stay]
+    return z, objective, c, d, best, good
 
 
-def _bound_multipliers(
-    lo: np.ndarray, hi: np.ndarray, s: State, move: Many, good: np.ndarray
-) -> tuple[Many, Many]:
+def _merit(s: State, t: Many, room: Many, objective: Lanes, c: Many, d: Many) -> Lanes:
+    """The merit with its barrier, infinite where it is not a number."""
+    rho = s.at.penalty[:, None]
+    hinge = np.maximum(0.0, s.at.below + rho * (d - t))
+    phi = objective - np.sum((s.at.equal - 0.5 * rho * c) * c, axis=-1)
+    phi = phi + 0.5 / s.at.penalty * np.sum(hinge**2, axis=-1)
+    phi = phi - s.barrier * np.sum(np.log(room), axis=-1)
+    return np.where(np.isfinite(phi), phi, np.inf)
+
+
+def _forces(s: State, along: Many, good: np.ndarray) -> Many:
     """The bounds' multipliers after a step of their own length."""
-    below, above = _room(lo, hi, s.z)
-    mu = s.barrier[:, None]
-    low = np.where(np.isfinite(lo), (mu - s.low * move) / below - s.low, 0.0)
-    high = np.where(np.isfinite(hi), (mu + s.high * move) / above - s.high, 0.0)
-    length = np.where(good, 1.0, 0.0)
-    for v, dv in ((s.low, low), (s.high, high)):
-        ratio = np.where(dv < 0, -SHORT_OF * v / np.where(dv < 0, dv, -1.0), np.inf)
-        length = np.minimum(length, np.min(ratio, axis=1))
-    return s.low + length[:, None] * low, s.high + length[:, None] * high
+    change = (s.barrier[:, None] - s.force * along) / s.room - s.force
+    reach = np.where(change < 0, -SHORT_OF * s.force / change, np.inf)
+    length = np.minimum(np.where(good, 1.0, 0.0), np.min(reach, axis=1, initial=np.inf))
+    return s.force + length[:, None] * change

@@ -35,6 +35,8 @@ HALVINGS = 12
 SHORT_OF = 0.995  # of the way to a bound
 CLOSE = 1e-2  # the residuals of an answer, in barriers
 FLOOR = 1e-10  # the smallest residual that is asked for
+ROUNDED = 1e-6  # residuals below this may be rounding ...
+STALLED = 5  # ... if so many steps do not halve them
 LOST = 10.0  # times what was asked for: such an answer is none
 TINY = 1e-10  # added to the diagonal of K, with the sign of the block
 ROUNDING = 1e-13  # added to the diagonal of a definite matrix, relative
@@ -77,9 +79,11 @@ class Factors:
         bounds = np.asarray(self.J1.power(2).T @ thick).ravel()
         rows: Sparse = sparse.vstack([self.J2, self.E]).tocsr()
         low = np.concatenate([self.thin[~self.one], np.zeros(self.E.shape[0])]) + TINY
-        diagonal = self.H.diagonal() + bounds + shift + TINY
+        diagonal = self.H.diagonal() + bounds + shift
+        free = diagonal == 0  # entries that rows alone hold
+        diagonal = diagonal + TINY
         self._rows, self._split = rows, self.J2.shape[0]
-        if self.H.nnz == np.count_nonzero(self.H.diagonal()):
+        if self.H.nnz == np.count_nonzero(self.H.diagonal()) and not np.any(free):
             if not np.all(diagonal > 0):
                 return False
             self._diagonal = diagonal
@@ -152,8 +156,12 @@ def answer(oracle: Oracle, x: Vector, start: Answer, mu: float) -> tuple[Answer,
     """The answer at x for a barrier, from one nearby, and K there."""
     at, goal = start, max(CLOSE * mu, FLOOR)
     r, K = _residuals(oracle, x, at, mu), Factors(oracle, x, at)
+    lowest, stalled = np.inf, 0
     for _ in range(STEPS):
-        if not _size(r) > goal:
+        size = _size(r)
+        stalled = stalled + 1 if size > 0.5 * lowest else 0
+        lowest = min(lowest, size)
+        if not size > goal or (size < ROUNDED and stalled >= STALLED):
             break
         rd, rp, re, rc = r
         dy, dm, du = K.solve(-rd, rc / at.m - rp, -re)
@@ -165,6 +173,16 @@ def answer(oracle: Oracle, x: Vector, start: Answer, mu: float) -> tuple[Answer,
             break
         K = Factors(oracle, x, at)
     return at._replace(left=_size(r) / goal), K
+
+
+def follow(at: Answer, along: tuple[Vector, Vector, Vector]) -> Answer:
+    """The answer where it leads along a tangent, short of where a slack or multiplier is zero."""
+    dy, dm, du = along
+    ds = -at.s * dm / at.m  # m s stays the same
+    length = min(1.0, _room(at.s, ds), _room(at.m, dm))
+    return Answer(
+        at.y + length * dy, at.s + length * ds, at.m + length * dm, at.u + length * du, np.inf
+    )
 
 
 def _search(

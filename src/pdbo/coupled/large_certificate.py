@@ -7,14 +7,16 @@ then sum of m s bounds how far g is above its minimum. With the adjoint (v, w, t
     f_x - d/dx [v grad_y L + w c + t e] points out of X,   f_y = H v + J'w + E't,
     w s = 0 and m (J v) = 0, row by row, and w <= 0, J v <= 0 where m and s are both zero.
 
-Everything is relative: see `certificate`.
+Everything is relative: see `certificate`. At a bound of x the follower's set may shrink to a point.
+His multipliers are then as large as the barrier makes them, the adjoint is of no use, and the set
+is degenerate: multipliers that nearly cancel each other tell.
 """
 
 import numpy as np
 import scipy.sparse as sparse
 from scipy.sparse.linalg import splu
 
-from .certificate import Facts
+from .certificate import AROUND, MET, Facts
 from .follower import Answer
 from .oracle import Oracle
 from .pattern import Sparse
@@ -35,9 +37,13 @@ def look(leader: Leader, here: Point) -> Facts:
     _, f_x, f_y, below, zero = oracle.outer(here.x, at.y)
     off = (np.maximum(inside.c, 0), np.abs(inside.e), np.maximum(below, 0), np.abs(zero))
     feasibility = max(float(np.max(part, initial=0.0)) for part in off)
-    # the change of g over the size of y
-    g_size = float(np.linalg.norm(g_y) * np.linalg.norm(at.y) + 0.5 * abs(at.y @ (H @ at.y)))
-    g_size = max(g_size, 1e-300)
+    if oracle.appeared(here.x, at.y):
+        feasibility = np.inf
+    # the change of g over the size of y, with the derivative at y or nearby
+    slope = max(float(np.linalg.norm(g_y)), AROUND * float(np.linalg.norm(H @ at.y)))
+    g_size = max(slope * float(np.linalg.norm(at.y)), 1e-300)
+    # multipliers that cancel each other say that the follower's set is hardly more than a point
+    doubt = MET * float(np.sum(at.m)) / max(float(np.sum(np.abs(J.T @ at.m))), 1e-300)
     f_size = abs(f_x) @ np.maximum(abs(here.x), 1.0) + abs(f_y) @ np.maximum(abs(at.y), 1.0)
     f_size = max(float(f_size), 1e-300)
     gap = float(at.m @ at.s) / g_size
@@ -61,7 +67,7 @@ def look(leader: Leader, here: Point) -> Facts:
     pairs = np.abs(w) @ at.s + np.abs(nu) @ at.m + float(outer)
     return Facts(
         feasibility, gap, float(residual), max(strong, weak), float(pairs) / f_size, weak,
-        int(np.sum(both)), 0, 0.0, np.zeros(0),
+        int(np.sum(both)), 0, doubt, np.zeros(0),
     )  # fmt: skip
 
 

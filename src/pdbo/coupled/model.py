@@ -24,11 +24,12 @@ Number = np.ndarray | float
 Points = Float[np.ndarray, "points n"]
 KINDS = ("f", "g", "C", "E", "c", "e")
 INNER = (1, 4, 5)  # the kinds of the inner problem
-LANES = 64  # points whose derivatives are computed in one call
-MANY = 1024  # points whose values are computed in one call
+LANES = 32  # points whose derivatives are computed in one call
+MANY = 256  # points whose values are computed in one call
 SAMPLES = 64  # points at which rows are looked at
 AFFINE = 1e-9  # a row that is affine up to this part of its terms is affine
 STEEP = 1e-5  # the unit of a row that is extremely steep
+NOTHING = 1e-12  # an x or y whose largest entry is this small is zero: it says nothing about units
 WIDE = 3.0  # half the width of the cube around the start, in sizes of the start ...
 RADII = (1 / 3, 1.0, 3.0, 9.0)  # ... and by what it is multiplied, in turn
 
@@ -149,6 +150,23 @@ def _slopes(
     return jax.vmap(one)(Z, B)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _bend(inner: Rows, arrays: tuple[Array, ...], Z: Array, A: Array) -> tuple[Array, ...]:
+    """The gradient of a . R in y, and the derivatives in y of R and of the gradient."""
+    nx, ny = inner.program.x.size, inner.program.y.size
+
+    def one(z: Array, a: Array) -> tuple[Array, ...]:
+        def first(y: Array) -> tuple[Array, Array]:
+            R, pull = jax.vjp(lambda y: inner(arrays, jnp.concatenate([z[:nx], y])), y)
+            return R, pull(a)[0]
+
+        push = functools.partial(jax.jvp, first, (z[nx:],))
+        (_, slope), (J, H) = jax.vmap(lambda w: push((w,)), out_axes=(None, -1))(jnp.eye(ny))
+        return slope, J, H
+
+    return jax.vmap(one)(Z, A)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _derive(
     outer: Rows, inner: Rows, arrays: tuple[Array, ...], Z: Array, A: Array, B: Array, V: Array
@@ -212,6 +230,7 @@ class Model:
         kind: the kind of every row, as an index of `KINDS`.
         curved: the rows that are not affine.
         slope, offset: of the affine rows, slope z + offset; zero for the others.
+        finite: the rows that are not minus infinity wherever they were looked at.
         lo, hi: bounds of the entries of z that rows alone say.
         kept: the rows that are not bounds of x.
         unit: what every row is multiplied by, so that its derivatives are about one.
@@ -227,6 +246,7 @@ class Model:
         start = np.concatenate(start)
         parts = (start[: self.nx], start[self.nx :])
         sizes = [float(np.max(np.abs(part))) for part in parts]
+        sizes = [size if size > NOTHING else 0.0 for size in sizes]
         units = [_unit(size or max(sizes)) for size in sizes]  # one that is zero says nothing
         self.length = np.repeat(units, [part.size for part in parts])
         self.start = start / self.length
@@ -311,7 +331,7 @@ class Model:
         )
         slope = ((R[1 : n + 1] - R[n + 1 : 2 * n + 1]) / (2 * size)).T
         offset = R[0] - slope @ self.start
-        self.finite = np.isfinite(R[0])
+        self.finite = ~np.all(R == -np.inf, axis=0)
         terms = np.abs(R[0]) + np.abs(around) @ np.abs(slope).T + np.abs(slope) @ np.abs(self.start)
         # NaN is not affine
         fits = np.abs(around @ slope.T + offset - R[2 * n + 1 :]) <= AFFINE * terms
@@ -352,6 +372,7 @@ class Model:
     def _keep(self) -> None:
         self.kept = np.flatnonzero(self.finite & ~self.bound)
         kinds = self.kind[self.kept]
+        self._inner = np.flatnonzero(np.isin(kinds, INNER))
         self.sizes = Sizes(self.nx, self.ny, *(int(np.sum(kinds == k)) for k in range(2, 6)))
         self._ends = np.cumsum([1, 1, *self.sizes[2:]])
         place = {int(i): k for k, i in enumerate(self.kept)}
@@ -440,6 +461,31 @@ class Model:
             R[:, at] = bent * unit
             st += turn
         return R, st
+
+    def inside(self, Z: Points) -> np.ndarray:
+        """The rows at many points, those of the inner problem alone; zero for the others."""
+        self.calls.values += len(Z)
+        R = np.zeros((len(Z), len(self.kept)))
+        R[:, self._inner] = _mapped(Z, self.A[self._inner]) + self.a0[self._inner]
+        at = self.at_curved[self._bent :]
+        if len(at):
+            call = functools.partial(_rows, self._programs[1], self.arrays)
+            R[:, at] = in_chunks(MANY, lambda z: (call(z),), Z)[0] * self.unit[at]
+        return R
+
+    def bend(self, Z: Points, a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the inner rows the derivatives in y, and the first and second ones of a . R in y."""
+        self.calls.products += len(Z) * self.ny
+        A = self.A[:, self.nx :]
+        J, slope = np.broadcast_to(A, (len(Z), *A.shape)), _mapped(a, A.T)
+        at = self.at_curved[self._bent :]
+        if not len(at):
+            return J, slope, np.zeros((len(Z), self.ny, self.ny))
+        call = functools.partial(_bend, self._programs[1], self.arrays)
+        slope_, J_, H = in_chunks(MANY, call, Z, a[:, at] * self.unit[at])
+        J = J.copy()
+        J[:, at] = J_ * self.unit[at, None]
+        return J, slope + slope_, H
 
     def derive(self, Z: Points, a: np.ndarray, b: np.ndarray, v: np.ndarray) -> Derivatives:
         """All that a Newton step needs."""

@@ -241,6 +241,13 @@ class Oracle:
         below[self.units.kept] = at.m * self.units.g / self.units.below
         return *point, below, at.u * self.units.g / self.units.zero
 
+    def appeared(self, x: Vector, y: Vector) -> bool:
+        """Whether an inner row that was minus infinity at the start, and left out, is not here."""
+        if self.below == self._rows:
+            return False
+        below = np.asarray(self.program.problem(self.arrays).rows("inner", *self.point(x, y))[0])
+        return bool(np.any(np.delete(below, self.units.kept) != -np.inf))
+
     @property
     def _given(self) -> tuple:
         return self.program, self.arrays, self.units

@@ -27,6 +27,8 @@ CUT = 1e-6  # slack of a cut
 class Inner(Nonlinear):
     """min g(x, y) over y subject to c <= 0, e = 0; unknowns y and the slacks of c."""
 
+    eager = True
+
     def __init__(self, model: Model, x: Many):
         self.model, self.x = model, x
         n = model.sizes
@@ -48,7 +50,7 @@ class Inner(Nonlinear):
     def values(self, z: Many, lanes: np.ndarray) -> tuple[Lanes, Many, Many]:
         """g, (c + s, e), nothing."""
         ny = self.model.ny
-        R = self.model.rows(np.concatenate([self.x[lanes], z[:, :ny]], axis=1))
+        R = self.model.inside(np.concatenate([self.x[lanes], z[:, :ny]], axis=1))
         return R[:, 1], self._equal(R, z[:, ny:]), np.zeros((len(z), 0))
 
     def derive(self, z: Many, at: Multipliers, ahead: Multipliers, lanes: np.ndarray) -> System:
@@ -57,11 +59,12 @@ class Inner(Nonlinear):
         point = np.concatenate([self.x[lanes], z[:, : n.y]], axis=1)
         m, u = -ahead.equal[:, : n.c], -ahead.equal[:, n.c :]
         a = model.join(0.0, 1.0, 0.0, 0.0, m, u, count)
-        d = model.derive(point, a, np.zeros_like(a), np.zeros((count, n.y)))
-        J = model.cut(d.J[:, :, n.x :])
-        H = d.H[:, n.x :, n.x :] + at.penalty[:, None, None] * (_turned(J.e) @ J.e)
+        J, slope, H = model.bend(point, a)
+        J = model.cut(J)
+        if n.e:
+            H = H + at.penalty[:, None, None] * (_turned(J.e) @ J.e)
         slack = np.repeat(at.penalty[:, None], n.c, axis=1)
-        gradient = np.concatenate([d.slope[:, n.x :], m], axis=1)
+        gradient = np.concatenate([slope, m], axis=1)
         side, corner, none = (np.zeros((count, *k)) for k in ((n.y, 0), (0, 0), (0,)))
         return System(gradient, H, side, corner, J.c, at.penalty, none, slack)
 
@@ -172,14 +175,15 @@ class Outer(Nonlinear):
         there = np.concatenate([point[which, :nx], w], axis=1)
         none = np.zeros_like(weights), np.zeros_like(w)
         d = model.derive(there, weights, *none)
+        size = cut[which, slot][:, None]
+        turned = g[which].copy()
+        turned[:, :nx] -= d.slope[:, :nx]
+        active = np.where(size > 0, rho[which][:, None], 0.0)
+        curve = (active * turned)[:, :, None] * turned[:, None]
+        curve[:, :nx, :nx] -= size[:, :, None] * d.H[:, :nx, :nx]
         slope, H = slope.copy(), H.copy()
-        for i, (lane, k) in enumerate(zip(which, slot, strict=True)):
-            turned, size = g[lane].copy(), cut[lane, k]
-            turned[:nx] -= d.slope[i, :nx]
-            slope[lane, :nx] -= size * d.slope[i, :nx]
-            if size > 0:
-                H[lane] += rho[lane] * np.outer(turned, turned)
-                H[lane, :nx, :nx] -= size * d.H[i, :nx, :nx]
+        np.subtract.at(slope[:, :nx], which, size * d.slope[:, :nx])
+        np.add.at(H, which, np.where(size[:, :, None] > 0, curve, 0.0))
         return slope, H
 
 
@@ -199,7 +203,7 @@ class Ends(NamedTuple):
 def solve_inner(model: Model, x: Many, y: Many, t0: Lanes) -> Ends:
     """Inner solutions from many starts."""
     n = model.sizes
-    c = model.cut(model.rows(np.concatenate([x, y], axis=1))).c
+    c = model.cut(model.inside(np.concatenate([x, y], axis=1))).c
     z = np.concatenate([y, np.maximum(-c, 0.1 * t0[:, None])], axis=1)
     with np.errstate(all="ignore"):
         end = run(Inner(model, x), z, t0, np.zeros(len(x)), INNER_STEPS, INNER_STAGE)
@@ -208,9 +212,10 @@ def solve_inner(model: Model, x: Many, y: Many, t0: Lanes) -> Ends:
 
 
 def solve_outer(
-    model: Model, start: Ends, t0: Lanes, ratio: Lanes, fritz_john: Lanes, cuts: Cuts, most: int
-) -> Ends:
-    """Solutions of the bilevel program from many starts."""
+    model: Model, start: Ends, t0: Lanes, ratio: Lanes, fritz_john: Lanes, cuts: Cuts, most: int,
+    ceiling: float = np.inf,
+) -> Ends:  # fmt: skip
+    """Solutions of the bilevel program from many starts, as far as f is below a ceiling."""
     program = Outer(model, fritz_john, cuts)
     R = model.cut(model.rows(np.concatenate([start.x, start.y], axis=1)))
     given = model.cut(start.weights)
@@ -220,7 +225,8 @@ def solve_outer(
     s, S = (np.maximum(-rows, 0.1 * t0[:, None]) for rows in (R.c, R.C))
     z = np.concatenate([start.x, start.y, 1 / total, m / total, u / total, s, S], axis=1)
     with np.errstate(all="ignore"):
-        end = run(program, pushed(program, z), t0, ratio, min(most, OUTER_STEPS), OUTER_STAGE)
+        most = min(most, OUTER_STEPS)
+        end = run(program, pushed(program, z), t0, ratio, most, OUTER_STAGE, ceiling)
     point, m0, m, u, _, _ = program.split(end.z)
     x = np.minimum(np.maximum(point[:, : model.nx], model.x_lo), model.x_hi)
     m0 = np.maximum(m0, 1e-12)

@@ -6,13 +6,16 @@ y is the follower's answer:
       repeat
         y, m = the follower's answer at x; K its matrix, factored
         K (v, w, t) = (f_y, 0, 0);  F' = f_x - d/dx [v grad_y L + w c + t e]
-        d = conjugate gradients on F'' d = -F' within a radius, in the entries of x off their bounds
+        d = conjugate gradients on F'' d = -F' within a radius, in the entries of x off their
+            bounds; those that are pushed to a bound nearby go there
         take the step if F falls as F'' says; else halve the radius
       until F' is small
       multipliers and penalty of the outer rows, an augmented Lagrangian
 
 A product with F'' costs two solves with K. Where a row of the follower becomes active F has a
-kink, which the barrier rounds off.
+kink, which the barrier rounds off. Where his set shrinks to a point, often at a bound of x, the
+barrier is stronger than g: x stays about sqrt(mu) off its bounds, and goes there in the end if he
+has an answer.
 
 References: Nocedal and Wright, Numerical Optimization (2006), ch. 7; Lin and More, Newton's method
 for large bound-constrained optimization problems (1999); for the barrier inside, Jiang, Xiao,
@@ -27,17 +30,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from .follower import Answer, Factors, answer
+from .certificate import AROUND
+from .follower import Answer, Factors, answer, follow
 from .oracle import Oracle, Outside
 
 Vector = Float[np.ndarray, " n"]
 
-FIRST, LAST, SHRINK = 10.0, 1e-9, 0.1  # barriers
+FIRST, LAST, SHRINK = 0.1, 1e-9, 0.1  # barriers
 EACH = 30  # the most steps for a barrier
 LATE = 60  # ... and for the last
 PRODUCTS = 60  # the most of a step
 FORCING = 0.1  # how exact a step is, relative to the gradient
 RADIUS = 0.5  # the first, in sizes of x
+APART, MOST_APART = 0.3, 0.03  # how far x stays from its bounds, in sqrt(mu) and in sizes of x
 EARLY = 1e-4  # from this barrier on a point may be good enough
 MORE = 10  # stages with the last barrier
 LEAST = 1e-10  # a radius this small ends a stage
@@ -66,6 +71,13 @@ class Leader:
     lo: Vector
     hi: Vector
 
+    def within(self, mu: float) -> "Leader":
+        """The same on a box that is a little smaller."""
+        with np.errstate(invalid="ignore"):
+            wide = np.where(np.isfinite(self.hi - self.lo), self.hi - self.lo, np.inf)
+        apart = np.minimum(min(APART * np.sqrt(mu), MOST_APART), 0.05 * wide)
+        return dataclasses.replace(self, lo=self.lo + apart, hi=self.hi - apart)
+
     def point(self, x: Vector, near: Answer, mu: float) -> Point | None:
         """F at x, from an answer nearby; None if the follower has no answer there."""
         at, K = answer(self.oracle, x, near, mu)
@@ -75,16 +87,31 @@ class Leader:
         p = K.solve(f_y, np.zeros_like(at.m), np.zeros_like(at.u))
         shift = self.oracle.adjoint(x, (at.y, at.m, at.u), p)
         slope, size = f_x - shift, float(np.linalg.norm(f_x) + np.linalg.norm(shift))
+        # the parts of the shift may cancel: with random signs they do not; f_y may be zero: nearby
+        # it is not
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], len(f_y))
+        beside = self.oracle.outer(x, at.y + AROUND * float(np.sqrt(np.mean(at.y**2))) * signs)[2]
+        parts = signs * np.fmax(np.abs(f_y), np.abs(np.where(np.isfinite(beside), beside, 0.0)))
+        parts = K.solve(parts, np.zeros_like(at.m), np.zeros_like(at.u))
+        parts = float(np.linalg.norm(self.oracle.adjoint(x, (at.y, at.m, at.u), parts)))
+        size = max(size, parts if np.isfinite(parts) else 0.0)
         if not (np.isfinite(f) and np.all(np.isfinite(slope))):
             return None
         return Point(x, at, K, p, f, slope, max(size, 1e-300), (below, zero))
 
-    def product(self, here: Point, d: Vector) -> Vector:
-        """F'' d."""
+    def along(self, here: Point, d: Vector) -> tuple[Vector, Vector, Vector]:
+        """How y, m and u change along d."""
+        at = here.at
+        moved = self.oracle.ahead(here.x, (at.y, at.m, at.u), d)
+        return here.K.solve(*(-part for part in moved))
+
+    def product(
+        self, here: Point, d: Vector, along: tuple[Vector, Vector, Vector] | None = None
+    ) -> Vector:
+        """F'' d; `along` is how the answer changes along d, if that is known."""
         at, (v, w, t) = here.at, here.p
         inside = (at.y, at.m, at.u)
-        moved = self.oracle.ahead(here.x, inside, d)
-        along = here.K.solve(*(-part for part in moved))
+        along = along or self.along(here, d)
         by_x, *rest = self.oracle.turned((here.x, *inside), (v, -w / at.m, t), (d, *along))
         return by_x - self.oracle.adjoint(here.x, inside, here.K.solve(*rest))
 
@@ -93,16 +120,17 @@ class Leader:
         return ~(((x - self.lo <= near) & (d < 0)) | ((self.hi - x <= near) & (d > 0)))
 
     def residual(self, here: Point) -> float:
-        """The gradient along the box, relative to its parts."""
-        free = self.tangent(here.x, -here.slope)
-        return float(np.linalg.norm(here.slope[free]) / here.size)
+        """How far a step along the gradient, relative to its parts, leads within the box."""
+        ahead = np.clip(here.x - here.slope / here.size, self.lo, self.hi)
+        return float(np.linalg.norm(ahead - here.x))
 
-    def direction(self, here: Point, radius: float) -> tuple[Vector, float]:
-        """A step within a radius, and the decrease that the model predicts."""
+    def direction(self, here: Point, radius: float) -> tuple[Vector, float, Answer]:
+        """A step within a radius, the decrease that the model predicts, and its answer's start."""
         near = min(1e-3, radius, float(np.linalg.norm(here.slope) / here.size))
         free = self.tangent(here.x, -here.slope, near)
-        d, r = np.zeros_like(here.x), np.where(free, -here.slope, 0.0)
-        p, rr = r.copy(), float(r @ r)
+        bound = np.where(here.slope > 0, self.lo, self.hi) - here.x
+        r = np.where(free, -here.slope, 0.0)
+        d, p, rr = np.zeros_like(r), r.copy(), float(r @ r)
         goal = (FORCING * np.sqrt(rr)) ** 2
         for _ in range(min(PRODUCTS, 2 * len(d))):
             if rr <= goal:
@@ -117,10 +145,11 @@ class Leader:
             d, r = new, r - step * Hp
             old, rr = rr, float(r @ r)
             p = r + rr / old * p
-        x = np.clip(here.x + d, self.lo, self.hi)
-        d = x - here.x
-        fall = -float(here.slope @ d + 0.5 * d @ self.product(here, d))
-        return d, fall
+        d = np.where(free, d, bound)  # entries that are pushed to a bound nearby go there
+        d = np.clip(here.x + d, self.lo, self.hi) - here.x
+        along = self.along(here, d)
+        fall = -float(here.slope @ d + 0.5 * d @ self.product(here, d, along))
+        return d, fall, follow(here.at, along)
 
 
 def _to_sphere(d: Vector, p: Vector, radius: float) -> float:
@@ -137,9 +166,9 @@ def stage(
     for _ in range(most):
         if leader.residual(here) <= goal or radius < LEAST:
             break
-        d, fall = leader.direction(here, radius)
+        d, fall, near = leader.direction(here, radius)
         length = float(np.linalg.norm(d))
-        there = leader.point(here.x + d, here.at, mu) if fall > 0 else None
+        there = leader.point(here.x + d, near, mu) if fall > 0 else None
         ratio = -np.inf if there is None else (here.f - there.f) / max(fall, 1e-300)
         if ratio < 0.25:
             radius = 0.25 * min(radius, max(length, 1e-300))
@@ -168,24 +197,38 @@ def descend(
     past: list[tuple[float, Vector]] = []
     before, late = np.inf, 0
     while True:
-        last = mu <= LAST * 1.001
+        last, inside = mu <= LAST * 1.001, leader.within(mu)
         goal = max(0.3 * tol, 0.0 if last else 0.1 * min(0.1, np.sqrt(mu)))
-        here, stopped = stage(leader, here, mu, goal, LATE if last else EACH, told)
+        here, stopped = stage(inside, here, mu, goal, LATE if last else EACH, told)
         late += last
-        if stopped or (mu <= EARLY and good(here)) or late > (MORE if oracle.bound_outside else 0):
+        if stopped:
+            return here
+        if mu <= EARLY:
+            here = _on_bounds(leader, here, mu, good)
+            if good(here):
+                return here
+        if late > (MORE if oracle.bound_outside else 0):
             return here
         before = _penalised(oracle, here, before)
         past = [*past[-1:], (np.sqrt(mu), here.x)]
         mu = max(SHRINK * mu, LAST)
-        there = _followed(leader, here, past, mu)
+        there = _followed(leader.within(mu), here, past, mu)
         if there is None:
             return here
         here = there
 
 
+def _on_bounds(leader: Leader, here: Point, mu: float, good: Callable[[Point], bool]) -> Point:
+    """The point with the entries of x that are pushed to a bound nearby at it, if it is good."""
+    free = leader.tangent(here.x, -here.slope, 1.1 * APART * np.sqrt(mu))
+    x = np.where(free, here.x, np.where(here.slope > 0, leader.lo, leader.hi))
+    there = None if np.all(free) else leader.point(x, here.at, mu)
+    return here if there is None or not good(there) else there
+
+
 def _followed(leader: Leader, here: Point, past: list, mu: float) -> Point | None:
     """The point for the next barrier, where the last two lead: x is about linear in sqrt(mu)."""
-    there = leader.point(here.x, here.at, mu)
+    there = leader.point(np.clip(here.x, leader.lo, leader.hi), here.at, mu)
     if len(past) < 2 or there is None or past[1][0] == np.sqrt(mu):
         return there
     (t0, x0), (t1, x1) = past

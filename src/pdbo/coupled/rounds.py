@@ -26,6 +26,7 @@ SLOTS = 3  # cuts of a start
 TOL = 1e-5  # violations and inner gaps up to this are none
 LOOSE = 1e-4  # or up to this, if no point is better
 SHARP = 2e-7  # the violation of an inner point that counts
+BESIDE, ONTO = 1e-2, 12  # an inner solve that violates rows by less gets so many steps onto them
 DEAR = 30.0  # what a violation costs, relative to f
 REFUTED = 5e-5  # the inner gap by which a check refutes a point
 GAINED = 1e-3  # the gap below zero by which y gains from violating a row
@@ -37,9 +38,11 @@ OFTEN = 0.25  # a value that this part of the starts finds is the lowest
 FINISHED = 3  # ends of runs from the best point that are looked at, and points seen elsewhere
 NEARLY = 1e-2  # relative to f: what is not higher by more is about as low
 FEW = 63  # inner starts of a check if all lead to one value; else there are 255
+SIDES = 16  # inner solutions that are kept of a check
 CHECKS = 40  # points that are checked
 T0 = np.array([1.0, 1e-2, 1e-1, 1e-4])  # first barriers, in turn
 INNER_T0 = np.array([1e-3, 1.0, 1e-2, 1e-4])
+NEAR_T0 = np.array([1e-4, 1e-2])  # ... near a solution
 
 
 class Found(NamedTuple):
@@ -90,6 +93,7 @@ class Answer:
         lanes: the best point of every start.
         rounds: what each round left.
         minima: other inner points at the answer's x, as low as its y.
+        around: inner solutions that were found near this x, the lowest first.
         beyond: a point far away from which f falls without end, if there is one.
         endless: whether g fell without end in the inner solves.
         empty: whether no inner solve met the inner constraint, at any x.
@@ -102,6 +106,7 @@ class Answer:
     lanes: Found
     rounds: list[Round]
     minima: Points
+    around: Points
     beyond: Found | None
     endless: bool
     empty: bool
@@ -147,8 +152,9 @@ class Search:
         while not (self.over or stopped):
             index = len(self.rounds)
             ends = solve_outer(
-                self.model, stand.start, t0, ratio, fritz_john, stand.cuts, self.left
-            )
+                self.model, stand.start, t0, ratio, fritz_john, stand.cuts, self.left,
+                self._ceiling(),
+            )  # fmt: skip
             self.left -= int(np.max(ends.steps))
             ends = self._mended(ends)
             inner, value = self._inner(ends.x, [ends.y, stand.inner.y, *self._drawn(index)[:1]])
@@ -164,6 +170,12 @@ class Search:
             self.stand = stand
             stopped = told is not None and told(index + 1, self.rounds[-1])
         return self._answer(self.rounds, self.left <= 0, stopped and not self.over)
+
+    def _ceiling(self) -> float:
+        """What f must stay below for a run to go on: it is clearly higher than the best."""
+        best = self.rounds[-1].best if self.rounds else None
+        f = np.inf if best is None else float(best.f[0])
+        return f + NEARLY * max(1.0, abs(f))
 
     def _begun(self) -> "Stand":
         """Where the first round starts."""
@@ -247,6 +259,7 @@ class Search:
         A start that is feasible and lower stays what it is.
         """
         ends = solve_inner(self.model, x, y, t0)
+        ends = ends._replace(y=self._onto_rows(x, ends.y))
         _, g0, _, v0 = self._rows(x, y)
         _, g1, _, v1 = self._rows(x, ends.y)
         value = np.where((v1 <= SHARP) & np.isfinite(g1), g1, np.inf)
@@ -255,6 +268,30 @@ class Search:
         self.empty = self.empty and not np.any(np.isfinite(np.minimum(value, before)))
         y = np.where(stay[:, None], y, ends.y)
         return ends._replace(y=y), np.where(stay, before, value)
+
+    def _onto_rows(self, x: Points, y: Points) -> Points:
+        """y moved onto the inner rows that it violates a little, by Gauss-Newton steps.
+
+        Where the gradients of such rows vanish no multipliers exist, and inner solves end beside
+        the feasible set.
+        """
+        model, y = self.model, y.copy()
+        for _ in range(ONTO):
+            within = self._rows(x, y)[3]
+            left = np.flatnonzero((within > SHARP / 2) & (within < BESIDE))
+            if not len(left):
+                break
+            Z, none = np.concatenate([x[left], y[left]], axis=1), np.zeros((len(left), model.ny))
+            zero = np.zeros((len(left), len(model.kept)))
+            with np.errstate(all="ignore"):
+                d = model.derive(Z, zero, zero, none)
+                R, J = model.cut(d.R), model.cut(d.J[:, :, model.nx :])
+                r = np.concatenate([np.maximum(R.c, 0), R.e], axis=1)
+                A = np.concatenate([np.where((R.c > 0)[:, :, None], J.c, 0.0), J.e], axis=1)
+                fit = np.all(np.isfinite(A), axis=(1, 2)) & np.all(np.isfinite(r), axis=1)
+                A, r = (np.where(fit.reshape(-1, *(1,) * (v.ndim - 1)), v, 0.0) for v in (A, r))
+            y[left] -= (np.linalg.pinv(A, rcond=1e-10) @ r[:, :, None])[:, :, 0]
+        return y
 
     def _inner(self, x: Points, guesses: list[Points]) -> tuple[Ends, Lanes]:
         """The best inner solution at every x from the guesses and from the best sample."""
@@ -340,7 +377,8 @@ class Search:
         away = self._beyond(pool)
         beyond = away if away is not None and self._keeps_falling(away) else None
         near = pool.only(~self._far(pool))
-        best, minima = None, np.zeros((0, self.model.ny))
+        none = np.zeros((0, self.model.ny))
+        best, minima, around = None, none, none
         if not np.any((near.violation <= LOOSE) & (near.gap <= LOOSE)):
             near = pool  # what there is, however far away
         for tol in (TOL, LOOSE):
@@ -348,7 +386,9 @@ class Search:
             if best is None:
                 size = np.maximum(1.0, np.abs(near.f[fit]))
                 debt = DEAR * size * (near.violation[fit] + np.maximum(near.gap[fit], 0.0))
-                best, minima = self._unrefuted(near.only(fit[np.argsort(near.f[fit] + debt)]))
+                best, minima, around = self._unrefuted(
+                    near.only(fit[np.argsort(near.f[fit] + debt)])
+                )
         held = best is not None
         if best is None:
             pool = near if len(near.f) else pool
@@ -356,7 +396,7 @@ class Search:
             best = pool.only(np.array([np.argmin(np.maximum(pool.violation, gap))]))
         endless = bool(not held or self._far(best)[0]) and self._falls(best.x[0])
         return Answer(
-            best, held, self._lanes(pool), rounds, minima, beyond, endless, self.empty,
+            best, held, self._lanes(pool), rounds, minima, around, beyond, endless, self.empty,
             cut_short, stopped,
         )  # fmt: skip
 
@@ -391,12 +431,12 @@ class Search:
     def polished(self, point: Found, weights: np.ndarray) -> tuple[Found, np.ndarray]:
         """The exact point nearby, with its inner multipliers; the same if there is none."""
         with np.errstate(all="ignore"):
-            x, y, weights = polish(self.model, point.x, point.y, weights)
+            x, y, near = polish(self.model, point.x, point.y, weights)
         bad = not (np.all(np.isfinite(x)) and np.all(np.isfinite(y)))
         if bad:
             return point, weights
         _, value = self._solved(x, y, np.full(1, 1e-4))
-        return self._found(x, y, value)._replace(lane=point.lane), weights
+        return self._found(x, y, value)._replace(lane=point.lane), near
 
     def _beyond(self, pool: Found) -> Found | None:
         """The lowest point if it is far away and lower than all that are not."""
@@ -467,8 +507,8 @@ class Search:
         first = [rank[np.argmax(pool.lane[rank] == k)] for k in range(self.count)]
         return pool.only(np.array(first))
 
-    def _unrefuted(self, found: Found) -> tuple[Found | None, Points]:
-        """The first point that many inner solves do not refute, and other inner minima there."""
+    def _unrefuted(self, found: Found) -> tuple[Found | None, Points, Points]:
+        """The first point that many inner solves do not refute; other inner minima there; all."""
         seen: list[np.ndarray] = []
         for i in range(len(found.f)):
             point = found.only(np.array([i]))
@@ -494,8 +534,9 @@ class Search:
                 point = other
             size = max(1.0, abs(float(point.g[0])))
             apart = np.linalg.norm(Y - point.y[0], axis=1) > 1e-3 * (1 + np.linalg.norm(point.y[0]))
-            return point, Y[(value <= point.g[0] + 1e-4 * size) & apart]
-        return None, np.zeros((0, self.model.ny))
+            return point, Y[(value <= point.g[0] + 1e-4 * size) & apart], _distinct(Y, value)
+        none = np.zeros((0, self.model.ny))
+        return None, none, none
 
     def lookout(self, x: np.ndarray, y: np.ndarray) -> tuple[Points, Lanes]:
         """Inner solutions at x from many starts, and their values."""
@@ -509,7 +550,30 @@ class Search:
                 np.repeat(x[None], len(Y), axis=0), Y, 10.0 ** -(np.arange(len(Y)) % 4)
             )
             found.append((ends.y, value))
-            seen = value[np.isfinite(value)]
+            seen = value[np.isfinite(value) & (ends.steps < np.max(ends.steps))]  # not cut short
             if len(seen) > FEW / 2 and np.ptp(seen) <= 1e-6 * max(1.0, np.max(np.abs(seen))):
                 break  # all of them lead to one value
         return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
+
+    def value(self, x: np.ndarray, y: np.ndarray) -> float:
+        """g at a point, infinite if it violates an inner row."""
+        _, g, _, within = self._rows(x[None], y[None])
+        return float(g[0]) if within[0] <= SHARP and np.isfinite(g[0]) else np.inf
+
+    def again(self, x: np.ndarray, y: np.ndarray, around: Points) -> tuple[Points, Lanes]:
+        """Inner solutions at x from those found nearby, and their values."""
+        Y = np.repeat(np.concatenate([y[None], around]), len(NEAR_T0), axis=0)
+        t0 = np.resize(NEAR_T0, len(Y))
+        ends, value = self._solved(np.repeat(x[None], len(Y), axis=0), Y, t0)
+        return ends.y, value
+
+
+def _distinct(Y: Points, value: Lanes) -> Points:
+    """The lowest of some points, as far as they are not the same."""
+    kept: list[np.ndarray] = []
+    for i in np.argsort(value):
+        if len(kept) == SIDES or not np.isfinite(value[i]):
+            break
+        if all(np.linalg.norm(Y[i] - v) > 1e-4 * (1 + np.linalg.norm(v)) for v in kept):
+            kept.append(Y[i])
+    return np.array(kept).reshape(len(kept), Y.shape[1])

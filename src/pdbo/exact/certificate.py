@@ -45,10 +45,11 @@ class Facts(NamedTuple):
         curvature: the least curvature of f along the inner minima, relative to the largest.
         valleys: how many valleys of g were found.
         unique: whether the inner minimum is the only one nearby and g curves in all directions.
-        radius: how far from y lower valleys were looked for.
+        radius: how far from y lower valleys were looked for; infinite if there can be none.
         adjoint: the size of the adjoint v, and g's curvature along it.
         gain: how far f could fall by the step left, relative to f.
-        swing: how much f changes to second order over the size of x, in all entries together.
+        swing: how much f changes over the size of x, in all entries together: to second order, and
+            to first order where a bound holds x.
         kinks: with a nonsmooth term, how many entries of y are open, and how far the others are
             from leaving their kinks.
     """
@@ -102,7 +103,9 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         elif falls_beside(oracle, x, here):
             outer_left, jump = 1.0, True
     tie_left = 0.0
-    if inner_left <= tol and elsewhere:
+    if inner_left <= tol and oracle.quadratic_g:  # g is convex: there is no other valley
+        gap, gap_left, valleys, radius = 0.0, 0.0, 1, np.inf
+    elif inner_left <= tol and elsewhere:
         gap, gap_left, tie_left, valleys, radius = _elsewhere(oracle, x, y, values)
     elif inner_left > tol and elsewhere and not oracle.bounded_y:
         gap, gap_left, valleys, radius = (
@@ -127,7 +130,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         radius=radius,
         adjoint=(float(np.linalg.norm(reduced.v)), float(reduced.v @ inner.H @ reduced.v)),
         gain=abs(move.slope) / max(abs(reduced.f), 1e-300),
-        swing=float(np.sum(np.abs(np.diag(reduced.B))[: oracle.nx] * sizes_of(x) ** 2)),
+        swing=_swing(reduced, sizes_of(x)),
         tie_left=tie_left,
         jump=jump,
         kinks=_kinks(oracle, x, y, values),
@@ -166,6 +169,14 @@ def _kinks(oracle: Oracle, x: Vector, y: Vector, values: Values) -> tuple[int, f
         return None
     kinks = oracle.kinks(x)
     return int(np.sum(kinks.open(y))), kinks.room(y, values.g_y - kinks.slope(y))
+
+
+def _swing(reduced: Reduced, size: Vector) -> float:
+    """How much f changes over the size of x, by its curvature and by its slope against bounds."""
+    curved = np.abs(np.diag(reduced.B))[: size.size] * size**2
+    held = reduced.gradient - reduced.open @ (reduced.open.T @ reduced.gradient)
+    sloped = np.where(np.abs(held) > reduced.noise, np.abs(held), 0.0)[: size.size] * size
+    return float(np.sum(curved + sloped))
 
 
 def _curvature(reduced: Reduced) -> float:

@@ -20,10 +20,11 @@ from ..sets import Free, Set
 from .dense import FLAT as ZERO
 from .inner import MOST_PRODUCTS, ROUNDED, TIE
 from .krylov import EPS, FLAT, NEGATIVE, NEGLIGIBLE, WEAK
-from .minimum import DECREASE, LOOSEST, MOST_STEPS, SHORTEST
+from .minimum import DECREASE, MOST_STEPS, SHORTEST
 from .newton import TRUSTED
 
 COARSE = 64  # times the rounding unit: no curvature smaller than this is told from zero
+LOOSEST = 0.1  # accuracy of the linear solves far from the minimum
 MOST_DENSE = 50  # entries of y: up to here linear systems are solved by eigenvalues
 
 Vector = Float[Array, " n"]

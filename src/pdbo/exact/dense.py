@@ -2,20 +2,25 @@
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float
 
-from .oracle import Oracle, Values, Vector
-
-Matrix = Float[np.ndarray, "m n"]
+from .oracle import Matrix, Oracle, Values, Vector
 
 EPS = float(np.finfo(np.float64).eps)
 FLAT = 1e-10  # an eigenvalue this small against the largest is zero, in units that make diagonals 1
 NEGATIVE = 1e-8  # one this far below zero, against the largest, is negative
 LEAST = 1e-8  # what is smaller than this counts as zero where nothing else sets a scale
 CLOSED = 1e-9  # a direction that the projection shrinks to this is not open
+
+
+VectorOrColumns = TypeVar("VectorOrColumns", Vector, Matrix)
+
+
+def _times(diagonal: Vector, b: VectorOrColumns) -> VectorOrColumns:
+    """A diagonal matrix times a vector or a matrix."""
+    return diagonal * b if b.ndim == 1 else diagonal[:, None] * b
 
 
 class Face(NamedTuple):
@@ -70,9 +75,12 @@ class Spectrum:
     def __init__(self, matrix: Matrix, noise: Vector | float = 0.0, flat: float = FLAT):
         diagonal = np.abs(np.diag(matrix))
         known = diagonal > noise
-        self.unit = 1 / np.sqrt(np.where(known, diagonal, 1.0))
-        matrix = matrix * known * known[:, None]
-        scaled = matrix * self.unit * self.unit[:, None]
+        self._matrix, self._flat = matrix * known * known[:, None], flat
+        self._decompose(1 / np.sqrt(np.where(known, diagonal, 1.0)))
+
+    def _decompose(self, unit: Vector) -> None:
+        self.unit = unit
+        scaled = self._matrix * unit * unit[:, None]
         scaled = (scaled + scaled.T) / 2
         self.finite = bool(np.all(np.isfinite(scaled)))
         if not self.finite:
@@ -82,34 +90,42 @@ class Spectrum:
         else:
             self.values, self.vectors = np.zeros(0), scaled
         self.top = float(np.max(np.abs(self.values), initial=0.0))
-        self.flat = np.abs(self.values) <= flat * self.top
+        self.flat = np.abs(self.values) <= self._flat * self.top
         self.least = float(np.min(self.values, initial=np.inf))
+
+    def in_units(self, unit: Vector) -> "Spectrum":
+        """The same matrix in other units."""
+        other = copy.copy(self)
+        other._decompose(unit)
+        return other
 
     @property
     def negative(self) -> bool:
         """Whether the matrix has a negative eigenvalue beyond rounding."""
         return self.least < -NEGATIVE * self.top
 
-    def split(self, b: Vector) -> Vector:
+    # what follows takes a vector, or a matrix of columns
+
+    def split(self, b: VectorOrColumns) -> VectorOrColumns:
         """The components of a gradient along the eigenvectors."""
-        return self.vectors.T @ (self.unit * b)
+        return self.vectors.T @ _times(self.unit, b)
 
-    def join(self, c: Vector) -> Vector:
+    def join(self, c: VectorOrColumns) -> VectorOrColumns:
         """The direction with these components."""
-        return self.unit * (self.vectors @ c)
+        return _times(self.unit, self.vectors @ c)
 
-    def split_noise(self, noise: Vector) -> Vector:
+    def split_noise(self, noise: VectorOrColumns) -> VectorOrColumns:
         """How far the components of a gradient may be off if its entries are by `noise`."""
-        return np.abs(self.vectors.T) @ (self.unit * noise)
+        return np.abs(self.vectors.T) @ _times(self.unit, noise)
 
-    def join_noise(self, noise: Vector) -> Vector:
+    def join_noise(self, noise: VectorOrColumns) -> VectorOrColumns:
         """How far a direction may be off if its components are by `noise`."""
-        return self.unit * (np.abs(self.vectors) @ noise)
+        return _times(self.unit, np.abs(self.vectors) @ noise)
 
-    def solve(self, b: Vector) -> Vector:
+    def solve(self, b: VectorOrColumns) -> VectorOrColumns:
         """The least-norm solution in these units, without the flat directions."""
-        safe = np.where(self.flat, 1.0, self.values)
-        return self.join(np.where(self.flat, 0.0, self.split(b) / safe))
+        inverse = np.where(self.flat, 0.0, 1 / np.where(self.flat, 1.0, self.values))
+        return self.join(_times(inverse, self.split(b)))
 
     def kernel(self) -> Matrix:
         """The flat directions as columns of length one."""
@@ -128,10 +144,8 @@ class Curvature:
     """
 
     def __init__(self, oracle: Oracle, x: Vector, y: Vector, values: Values):
-        columns = [oracle.product(x, y, row) for row in np.eye(oracle.ny)]
-        self.G = np.stack([g for g, _ in columns], axis=1)
-        self.H = np.stack([h for _, h in columns], axis=1)
-        self.H = (self.H + self.H.T) / 2
+        self.G, H = oracle.products(x, y, np.eye(oracle.ny))
+        self.H = (H + H.T) / 2
         self.smooth = self.H
         if oracle.has_term:
             self.smooth = self.H - oracle.kinks(x).bend(y, np.arange(oracle.ny))
@@ -159,16 +173,17 @@ class Curvature:
         closed = self.face.basis.shape[1] < len(self.H) or np.any(self.face.bend)
         return Spectrum(self.H) if closed else self.spectrum
 
-    def solve(self, b: Vector) -> Vector:
+    def solve(self, b: VectorOrColumns) -> VectorOrColumns:
         """The inverse of g_yy on the face, without its flat directions, times b."""
         Q = self.face.basis
         return Q @ self.spectrum.solve(Q.T @ b)
 
-    def doubt(self, b: Vector) -> Vector:
+    def doubt(self, b: VectorOrColumns) -> VectorOrColumns:
         """How large a solution could be if nothing cancelled: what rounding is relative to."""
         Q, spectrum = np.abs(self.face.basis), self.spectrum
-        size = np.where(spectrum.flat, np.inf, np.abs(spectrum.values))
-        return Q @ spectrum.join_noise(spectrum.split_noise(Q.T @ np.abs(b)) / size)
+        inverse = 1 / np.where(spectrum.flat, np.inf, np.abs(spectrum.values))
+        noise = spectrum.split_noise(Q.T @ np.abs(b))
+        return Q @ spectrum.join_noise(_times(inverse, noise))  # type: ignore
 
     @property
     def kernel(self) -> Matrix:

@@ -15,8 +15,11 @@ NEGATIVE = 1e-8  # curvature below minus this part of the largest counts as nega
 NEGLIGIBLE = 1e-3  # a residual below this part of the accuracy asked for ends a solve at once
 NULL = 1e-13  # times the size: eigenvalues below this part of the largest count as zero
 
-Product = Callable[[Vector], tuple[Vector, Vector]]
-"""w -> (C w, A w): the matrix A of the system, and a matrix C to multiply the solution with."""
+Product = Callable[[Vector], tuple[Vector | float, Vector]]
+"""w -> (C w, A w): the matrix A of the system, and a matrix C to multiply the solution with.
+
+C w is zero if nothing is to be multiplied.
+"""
 
 
 def norm(u: Vector) -> float:
@@ -72,7 +75,8 @@ def conjugate_residuals(
     reference = norm(b) if start is None or strict else 0.0
     null = negative = False
     previous = 0.0
-    p = Ap = Cp = b
+    p = Ap = b
+    Cp: Vector | float = 0.0
     while count < most and r.any():
         Cr, Ar = product(r)
         count += 1
@@ -103,15 +107,13 @@ def conjugate_residuals(
 
 
 class Preconditioner:
-    """The roots of a dense A and of its inverse, to speed up solves with matrices near A."""
+    """Units and directions in which a dense A is nearly the identity, for matrices near A."""
 
     def __init__(self, A: np.ndarray):
-        eigenvalues, basis = np.linalg.eigh(0.5 * (A + A.T))
+        eigenvalues, self.basis = np.linalg.eigh(0.5 * (A + A.T))
         largest = float(np.max(np.abs(eigenvalues)))
         null = eigenvalues <= NULL * len(A) * largest
-        scales = np.sqrt(np.where(null, largest if largest > 0 else 1.0, eigenvalues))
-        self.inverse_root = (basis / scales) @ basis.T
-        self.root = (basis * scales) @ basis.T
+        self.scales = np.sqrt(np.where(null, largest if largest > 0 else 1.0, eigenvalues))
 
     def solve(
         self,
@@ -122,13 +124,14 @@ class Preconditioner:
         most: int,
         strict: bool,
     ) -> Solved:
-        """`conjugate_residuals` on the system multiplied by the inverse root from both sides."""
+        """`conjugate_residuals` in these units and directions."""
+        basis, scales = self.basis, self.scales
 
-        def inside(u: Vector) -> tuple[Vector, Vector]:
-            cross, curved = product(self.inverse_root @ u)
-            return cross, self.inverse_root @ curved
+        def inside(u: Vector) -> tuple[Vector | float, Vector]:
+            cross, curved = product(basis @ (u / scales))
+            return cross, (curved @ basis) / scales
 
-        begin = None if start is None else self.root @ start
-        found = conjugate_residuals(inside, self.inverse_root @ b, begin, accuracy, most, strict)
-        v, residual = self.inverse_root @ found.v, self.root @ found.residual
+        begin = None if start is None else scales * (start @ basis)
+        found = conjugate_residuals(inside, (b @ basis) / scales, begin, accuracy, most, strict)
+        v, residual = basis @ (found.v / scales), basis @ (scales * found.residual)
         return found._replace(v=v, residual=residual, top=0.0)

@@ -8,6 +8,8 @@ back to the inner minimum after every step. Nothing here has a unit of its own: 
 leaves the path as it is. Only the tolerance, which ends a run early, is in the units of the caller.
 """
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
@@ -22,13 +24,17 @@ from .status import CONVERGED, FAILED, NONCONVEX, RUNNING, STALLED
 FINEST = 1e-9  # size of the reduced gradient at which a run has converged
 MET = 0.3  # part of the tolerance below which a run goes on only for a few more steps ...
 MET_SIZE = 3.0  # ... if the size is below this multiple of it
-FIRST_ACCURACY = 1e-3  # of the inner solve at the start
-ACCURACY = 3e-2  # of the inner and adjoint solves, until a line search fails
+ACCURACY = 0.1  # of the inner and adjoint solves at the start
+NEAR_ACCURACY = 0.03  # near a solution, until a line search fails
+NARROWING = 0.3  # the accuracy asked for, in multiples of the size of the reduced gradient
 LEAST_ACCURACY = 1e-8  # a line search that fails with this accuracy ends the run
 STRICT_INNER, STRICT_ADJOINT = 1e-13, 1e-12  # accuracies of the last solves
 PROGRESS = 1e-6  # a decrease of f by this part of f, or of its whole decrease, is progress
 MOST_STALLED = 30  # steps without progress
-MOST_CALLS = 10_000  # of the oracle
+MOST_CALLS = 20_000  # of the oracle
+DOUBTFUL = 2_500  # calls of the oracle after which a run ends ...
+FEWEST = 10  # steps that it takes before that
+SIGN = 0.03  # ... if its size has never been below this: its minimum may be at infinity
 PAIRS, PAIRS_IF_HUGE, HUGE = 40, 10, 10_000  # pairs kept; fewer above this many variables
 PROBE = 1e-6  # relative to the point: step of the projected gradient
 
@@ -63,28 +69,52 @@ class Large:
         """Project a point onto its sets and solve the inner problem there."""
         oracle, calls = self.oracle, self.oracle.calls
         values, products = calls.values, calls.products
-        inner = self.inner = Inner(oracle)
+        self.inner = Inner(oracle)
         with np.errstate(all="ignore"):
-            x, y = oracle.project_x(x), oracle.project_y(y)
-            at = oracle.values(x, y)
-            steepest, ok = np.array([norm(at.f_x), norm(at.f_y)]), at.finite
-            if ok:
-                y, at, ok = minimise(inner, x, y, at, FIRST_ACCURACY)
-            v, gradient = np.zeros_like(y), np.concatenate([at.f_x, np.zeros_like(y)])
-            if ok:
-                v, gradient = inner.adjoint(x, y, at, None, ACCURACY)
-                ok = bool(np.isfinite(gradient).all())
-            n = x.size + y.size
-            state = LargeState(
-                x, y, v, at, gradient, np.float64(1), steepest,
-                pairs=lbfgs.no_pairs(PAIRS if n <= HUGE else PAIRS_IF_HUGE, n),
-                scales=np.zeros(2), radius=np.zeros(2), accuracy=np.float64(ACCURACY),
-                best=np.float64(np.inf), low=np.float64(at.f), mark=np.float64(at.f),
-                first=np.float64(at.f), stalled=np.int64(0), met=np.int64(-1),
-                memory=inner.memory, step=np.int64(0), values=np.int64(-values),
-                products=np.int64(-products), status=np.int64(RUNNING if ok else FAILED),
-            )  # fmt: skip
+            state = self._solved_from(oracle.project_x(x), oracle.project_y(y))
+            state = state._replace(values=np.int64(-values), products=np.int64(-products))
             return self._counted(self._judged(state))
+
+    def at(self, x: Vector, y: Vector, v: Vector | None) -> LargeState:
+        """The state at a point, as accurate as it gets, with what earlier solves have taught.
+
+        `v` is an adjoint known from nearby, if there is one.
+        """
+        self.inner.negative = 0
+        if v is None or self.inner.top == 0:
+            self.inner = Inner(self.oracle)
+            state = self._solved_from(x, y)
+        else:
+            state = self._first(x, y, v, self.oracle.values(x, y))
+        if not self.sound(state):
+            return state
+        return self.solved(state, STRICT_INNER, STRICT_ADJOINT, True)
+
+    def _solved_from(self, x: Vector, y: Vector) -> LargeState:
+        """The state at the inner minimum that y leads to."""
+        at, v, status = self.oracle.values(x, y), np.zeros_like(y), FAILED
+        state = self._first(x, y, v, at)
+        if at.finite:
+            y, at, found = minimise(self.inner, x, y, at, ACCURACY)
+            if found:
+                v, gradient = self.inner.adjoint(x, y, at, None, ACCURACY)
+                status = RUNNING if np.isfinite(gradient).all() else FAILED
+                state = state._replace(v=v, gradient=gradient)
+        f = np.float64(at.f)
+        return state._replace(y=y, at=at, low=f, mark=f, first=f, status=np.int64(status))
+
+    def _first(self, x: Vector, y: Vector, v: Vector, at: Values) -> LargeState:
+        """A state that has taken no step, before any solve."""
+        f, none, n = np.float64(at.f), np.int64(0), x.size + y.size
+        return LargeState(
+            x, y, v, at, np.concatenate([at.f_x, np.zeros_like(y)]), np.float64(1),
+            steepest=np.array([norm(at.f_x), norm(at.f_y)]),
+            pairs=lbfgs.no_pairs(PAIRS if n <= HUGE else PAIRS_IF_HUGE, n),
+            scales=np.zeros(2), radius=np.zeros(2), accuracy=np.float64(ACCURACY),
+            best=np.float64(np.inf), low=f, mark=f, first=f, stalled=none, met=np.int64(-1),
+            memory=self.inner.memory, step=none, values=none, products=none,
+            status=np.int64(RUNNING),
+        )  # fmt: skip
 
     def step(self, state: LargeState) -> LargeState:
         """One step; the same state again once the run has ended."""
@@ -97,9 +127,7 @@ class Large:
                 values=state.values - oracle.calls.values,
                 products=state.products - oracle.calls.products,
             )
-            state = outer.with_units(oracle, state)
-            onto = outer.onto_faces(oracle, inner, state)
-            p, state = outer.direction(state, onto)
+            state, p, onto = self._aimed(state)
             trial = outer.search(oracle, inner, state, p)
             if trial is None:
                 new = self._sharpened(state)
@@ -108,6 +136,33 @@ class Large:
             if not np.isfinite(new.gradient).all():
                 new = state._replace(status=np.int64(FAILED))
             return self._counted(self._judged(new))
+
+    def _aimed(self, s: LargeState) -> tuple[LargeState, Vector, Callable[[Vector], Vector]]:
+        """A direction of descent, from an inner solve that is good enough for it.
+
+        Until then f and its gradient may be those of an inner problem that is not solved.
+        """
+        tries = 0
+        while True:
+            s = outer.with_units(self.oracle, s)
+            onto = outer.onto_faces(self.oracle, self.inner, s)
+            p, s = outer.direction(s, onto)
+            if tries == outer.SHARPER or not outer.is_vague(s, p):
+                return s, p, onto
+            tries += 1
+            s = self._sharper(s, float(s.gradient @ p))
+            if s.step == 0:  # the units are those of the first gradient
+                s = s._replace(scales=np.zeros(2), radius=np.zeros(2))
+
+    def _sharper(self, s: LargeState, slope: float) -> LargeState:
+        """The state after inner solves that are good enough for a fall of f by a slope."""
+        y, at, accuracy = s.y, s.at, float(s.accuracy)
+        for _ in range(outer.SHARPER):
+            y, at, found = minimise(self.inner, s.x, y, at, accuracy)
+            if not found or not outer.hides(s.v, at, slope):
+                break
+        v, gradient = self.inner.adjoint(s.x, y, at, s.v, accuracy)
+        return s._replace(y=y, at=at, v=v, gradient=gradient)
 
     def _sharpened(self, s: LargeState) -> LargeState:
         """The same point by more accurate solves, after a line search failed."""
@@ -143,7 +198,7 @@ class Large:
             met=s.step if s.met < 0 and self._meets(s, MET) else s.met,
         )
         calls = s.values + s.products + self.oracle.calls.values + self.oracle.calls.products
-        if calls > MOST_CALLS:
+        if calls > (MOST_CALLS if s.best <= SIGN or s.step < FEWEST else DOUBTFUL):
             s = s._replace(stalled=np.int64(MOST_STALLED + 1))
         enough = s.met >= 0 and s.step > s.met + max(5, s.met // 4)
         if not (s.size <= FINEST or s.stalled > MOST_STALLED or (enough and s.size <= 2 * s.best)):
@@ -181,12 +236,14 @@ class Large:
         return (s.x - self.oracle.project_x(s.x - length * slope)) / length
 
     def _sized(self, s: LargeState) -> LargeState:
-        """The state with the size of its reduced gradient."""
+        """The state with the size of its reduced gradient, and the accuracy that it asks for."""
         slopes = outer.lengths(s.gradient, s.x.size)
         here = np.array([max(norm(s.at.f_x), slopes[0]), norm(s.at.f_y)])
         steepest = np.maximum(s.steepest, here)
         size = norm(self._projected(s) / np.where(steepest > 0, steepest, 1.0))
-        return s._replace(size=np.float64(size), steepest=steepest)
+        enough = max(NARROWING * size, NEAR_ACCURACY)
+        accuracy = np.float64(min(enough, float(s.accuracy)))
+        return s._replace(size=np.float64(size), steepest=steepest, accuracy=accuracy)
 
     def _projected(self, s: LargeState) -> outer.Two:
         """The lengths of the x part and of the y part of the projected reduced gradient."""

@@ -5,9 +5,11 @@ from .krylov import Solved, norm
 from .oracle import Values, Vector
 
 MOST_STEPS = 100  # of Newton's method
-LOOSEST = 0.1  # accuracy of the linear solves far from the minimum
+MOST_NEGATIVE = 40  # steps of negative curvature on the way to one minimum
+LOOSEST = 0.3  # accuracy of the linear solves far from the minimum
 DECREASE = 1e-4  # the part of the predicted decrease that a step must achieve
 SHORTEST = 1e-12  # part of a step below which the line search gives up
+SLOW, MOST_SLOW = 0.9, 8  # so many steps in a row that shrink the residual no further end a solve
 
 
 def minimise(
@@ -18,8 +20,20 @@ def minimise(
     Returns y, the values there, and whether the residual fell to `accuracy` of the first, or to
     rounding. Unless `strict` a full step whose gradient came out as predicted will do.
     """
+    before = inner.negative
+    y, at, found = _minimised(inner, x, y, at, accuracy, strict)
+    if found:  # what lay on the way to a minimum does not count
+        inner.negative = before
+    return y, inner.oracle.completed(x, y, at), found
+
+
+def _minimised(
+    inner: Inner, x: Vector, y: Vector, at: Values, accuracy: float, strict: bool
+) -> tuple[Vector, Values, bool]:
+    """See `minimise`; the values may be those of g alone."""
     inner.prepare(x, y, at)
-    first = inner.face(y, at).residual
+    before = inner.negative
+    first, slow = inner.face(y, at).residual, 0
     for _ in range(MOST_STEPS):
         face = inner.face(y, at)
         enough = max(accuracy * first, ROUNDED * inner.top * norm(y))
@@ -29,7 +43,7 @@ def minimise(
         loose = min(LOOSEST, max(target, LOOSEST * inner.bent))
         direction, solved = _newton(inner, x, y, at, face, loose)
         share, new, values = _search(inner, x, y, at, direction)
-        if share == 0 or inner.nonconvex:
+        if share == 0 or inner.negative > before + MOST_NEGATIVE:
             return y, at, False
         after = inner.face(new, values).residual / face.residual
         whole = share == 1 and not solved.negative
@@ -40,7 +54,8 @@ def minimise(
         y, at = new, values
         if whole and not strict and max(loose, missed) <= accuracy and after <= 0.5:
             return y, at, True
-        if stuck:
+        slow = slow + 1 if after > SLOW and not solved.negative else 0
+        if stuck or slow == MOST_SLOW:
             return y, at, after * face.residual <= max(1e-6 * first, 1e4 * enough)
     return y, at, False
 
@@ -53,7 +68,7 @@ def _newton(
     if free:
         b = -at.g_y
     else:
-        curved = inner.oracle.product(x, y, face.move)[1]
+        curved = inner.oracle.curved(x, y, face.move)
         b = face.turn(face.move / face.unit - curved)
     found = inner.solve((x, y), face, b, None, accuracy, False)
     if not free:
@@ -68,7 +83,7 @@ def _search(
     slope, share = min(0.0, float(at.g_y @ direction)), 1.0
     while share > SHORTEST:
         new = inner.oracle.project_y(y + share * direction)
-        values = inner.oracle.values(x, new)
+        values = inner.oracle.inner_values(x, new)
         bound = at.g + DECREASE * share * slope + 0.5 * ROUNDED * abs(at.g)
         if values.finite and values.g <= bound:
             return share, new, values

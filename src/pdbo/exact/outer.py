@@ -10,7 +10,7 @@ from . import lbfgs
 from .inner import Inner, Memory
 from .krylov import EPS, norm
 from .lbfgs import Pairs
-from .minimum import minimise
+from .minimum import LOOSEST, minimise
 from .oracle import Oracle, Values, Vector
 
 FIRST_RADIUS = 0.1  # of the steps, relative to the unit of the variables
@@ -18,6 +18,7 @@ DECREASE = 1e-4  # the part of the predicted decrease that a step must achieve
 SHORTEST = 1e-3  # part of a step below which the line search gives up
 PROBE = 1e-6  # relative to the unit of y: step of the difference that measures f's curvature
 MOST_ERROR = 0.3  # of f, relative to the decrease predicted: above it inner solves get tighter
+LOOSER = 2.0  # accuracy of the first inner solve at a trial, in multiples of the run's
 SHARPER = 4  # the most times an inner solve is repeated to bring that error down
 TIGHTEST = 1e-6  # accuracy from which on they do not
 TIE = 1e-9  # relative to x: the step that decides on which face of X x lies
@@ -152,10 +153,17 @@ def direction(s: LargeState, onto: Callable[[Vector], Vector]) -> tuple[Vector, 
     p = p * np.repeat(s.radius > 0, [s.x.size, s.y.size])
     sizes = lengths(p, s.x.size)
     cut = np.min(s.radius[sizes > 0] / sizes[sizes > 0], initial=1.0)
-    p, error = cut * p, abs(s.v @ s.at.g_y)  # of f, from the inner solve
-    if error > MOST_ERROR * abs(s.gradient @ p) and s.accuracy > TIGHTEST:
-        s = s._replace(accuracy=0.3 * s.accuracy)
-    return p, s
+    return cut * p, s
+
+
+def is_vague(s: LargeState, p: Vector) -> bool:
+    """Whether the inner solve may have changed f by more than a step along p would."""
+    return hides(s.v, s.at, float(s.gradient @ p)) and float(s.accuracy) > TIGHTEST
+
+
+def hides(v: Vector, at: Values, slope: float) -> bool:
+    """Whether what an inner solve left may have changed f by more than a fall of this slope."""
+    return abs(float(v @ at.g_y)) > MOST_ERROR * abs(slope)
 
 
 def search(oracle: Oracle, inner: Inner, s: LargeState, p: Vector) -> Trial | None:
@@ -165,23 +173,26 @@ def search(oracle: Oracle, inner: Inner, s: LargeState, p: Vector) -> Trial | No
     """
     nx, slope, share = s.x.size, float(s.gradient @ p), 1.0
     before = s.f + float(s.v @ s.at.g_y)
-    while share > SHORTEST and not inner.nonconvex:
+    negative = inner.negative
+    while share > SHORTEST:
+        inner.negative = negative  # a trial where g has no minimum is too long
         x = oracle.project_x(s.x + share * p[:nx])
         y = oracle.project_y(s.y + share * p[nx:])
         move = np.concatenate([x - s.x, y - s.y])
-        at, after = oracle.values(x, y), np.inf
+        at, after = oracle.inner_values(x, y), np.inf
         expected = float(s.gradient @ move)
         if at.finite:
-            y, at, ok = minimise(inner, x, y, at, float(s.accuracy))
+            y, at, ok = minimise(inner, x, y, at, min(LOOSER * float(s.accuracy), LOOSEST))
             for _ in range(SHARPER):  # after a long step the error of f may exceed its decrease
-                if not ok or abs(float(s.v @ at.g_y)) <= MOST_ERROR * abs(expected):
+                if not ok or not hides(s.v, at, expected):
                     break
-                y, at, ok = minimise(inner, x, y, at, float(s.accuracy))
+                y, at, ok = minimise(inner, x, y, at, min(LOOSER * float(s.accuracy), LOOSEST))
             after = at.f + float(s.v @ at.g_y) if ok else np.inf
         if expected < 0 and after <= before + DECREASE * expected + 8 * EPS * abs(before):
             return Trial(x, y, at, move, share)
         parabola = -0.5 * slope * share / (after - before - slope * share)
         share *= min(max(parabola, 0.1), 0.5) if np.isfinite(after) else 0.1
+    inner.negative = negative
     return None
 
 

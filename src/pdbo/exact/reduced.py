@@ -60,14 +60,14 @@ def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvatur
     nx = oracle.nx
     v = -inner.solve(values.f_y)
     flat = inner.kernel
-    follow = -np.stack([inner.solve(column) for column in inner.G], axis=1)
+    follow = -inner.solve(inner.G.T)
     tangent = np.block([[np.eye(nx), np.zeros((nx, flat.shape[1]))], [follow, flat]])
     slope = np.concatenate([values.f_x + inner.G @ v, flat.T @ values.f_y])
-    bent = np.stack([oracle.bend(x, y, v, column) for column in tangent.T], axis=1)
+    bent = oracle.bends(x, y, v, tangent.T)
     B = tangent.T @ bent
     B = (B + B.T) / 2
     sure = np.abs(tangent)
-    sure[nx:, :nx] += np.stack([inner.doubt(column) for column in inner.G], axis=1)
+    sure[nx:, :nx] += inner.doubt(inner.G.T)
     doubt = 16 * EPS * np.sum(sure * np.abs(bent), axis=0)
     reach = np.concatenate([sizes_of(x), np.full(flat.shape[1], np.max(sizes_of(y)))])
     worth = np.abs(np.diag(B)) * reach**2

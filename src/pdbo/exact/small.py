@@ -28,6 +28,7 @@ CRAMPED = 0.1  # a step shortened to this may have met a kink
 KINKED = 30  # the most entries of x for which kinks are looked for
 POLISH = 3  # the most steps at the end that f cannot tell from none
 CLOSE = 1e-3  # relative to x: the longest of those
+NEXT_TO_NOTHING = 1e-4  # an entry this small beside the largest, by curvatures, has no size
 PASSES = 12  # the most inner steps of negative curvature before the path gives up
 
 
@@ -57,10 +58,12 @@ def newton(
     If f curves up in all directions and no step had to be shortened, the first step is not
     bounded, and the others are at most ten times the largest entry of x (or one, if that is
     smaller); else they are at most `reach` times that, up to 1. Entries are compared in the units
-    that make the curvatures one. `tiny` is whether to take a step that only the gradient can tell
-    from none.
+    that make the curvatures one; if f curves down, in units of their own sizes. `tiny` is
+    whether to take a step that only the gradient can tell from none.
     """
-    Q, spectrum = reduced.open, reduced.spectrum
+    Q, spectrum, far = reduced.open, reduced.spectrum, _size(reduced, x)
+    if spectrum.negative:  # its own size says more of x than a curvature that will change
+        spectrum, far = spectrum.in_units(_own_units(reduced, x, far)), 1.0
     parts = spectrum.split(Q.T @ reduced.gradient)
     doubt = spectrum.split_noise(np.abs(Q.T) @ reduced.noise)
     curved = ~spectrum.flat
@@ -71,7 +74,6 @@ def newton(
     gain = np.where(curved, 0.5 * slopes**2 / safe, np.inf)
     slopes = np.where((gain > EPS * abs(reduced.f)) | (tiny & curved), slopes, 0.0)
     free = reach >= 1 and not spectrum.negative and not np.any(slopes[~curved])
-    far = _size(reduced, x)
     most = (np.inf if first else 10.0) if free else min(reach, 1.0)
     step = _bounded(Q, spectrum, slopes, size, most * far)
     known = np.abs(Q) @ spectrum.join_noise(np.where(curved, doubt / safe, 0.0))
@@ -88,6 +90,13 @@ def _size(reduced: Reduced, x: Vector) -> float:
     """The largest entry of x in the units of the curvatures, or one if that is larger."""
     Q, unit = reduced.open[: x.size], reduced.spectrum.unit
     return float(np.max(np.abs(Q.T @ x) / unit, initial=np.max(1 / unit, initial=0.0)))
+
+
+def _own_units(reduced: Reduced, x: Vector, far: float) -> Vector:
+    """The sizes of the entries of x, if they are not next to nothing in units of the curvatures."""
+    Q, unit = reduced.open[: x.size], far * reduced.spectrum.unit
+    own = np.abs(Q.T @ x)
+    return np.where(own > NEXT_TO_NOTHING * unit, own, unit)
 
 
 def _bounded(Q: Matrix, spectrum: Spectrum, slopes: Vector, size: Vector, bound: float) -> Vector:

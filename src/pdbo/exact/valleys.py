@@ -11,42 +11,73 @@ from .status import CONVERGED, RUNNING
 
 STARTS = 8  # places to look from
 LOOKS = (0.25, 0.5, 0.75, 1.0)  # where f is evaluated on the way from the solution known
+SAME = 1e-6  # relative to y and g: what differs by less is the same inner minimum
 STEPS = 40  # the most steps of a run from elsewhere
 
 
-def explore(oracle: Oracle, state: SmallState, tol: float) -> SmallState:
-    """The lowest solution found from elsewhere, or the one given if there is none lower."""
-    best, small = state, Small(oracle)
+def explore(oracle: Oracle, state: SmallState, tol: float) -> tuple[SmallState, SmallState | None]:
+    """The lowest solution found from elsewhere, or the one given if there is none lower.
+
+    And the lowest end of a run below that, if there is one: no certificate holds there.
+    """
+    best, lower, small = state, None, Small(oracle)
+    starts = []
     if oracle.has_term:
         from .composite import reopened  # most problems have no term
 
-        for x in reopened(oracle, best.x, best.y):
-            best = _lower(small, x, best, tol)
+        starts += [(x, state.y) for x in reopened(oracle, state.x, state.y)]
+    base = 2 * (1 + float(np.sqrt(np.mean(state.x**2))))
     for index in range(1, STARTS + 1):
-        x = oracle.around_x(best.x, index, 2 * (1 + float(np.sqrt(np.mean(best.x**2)))))
-        if not _falls_towards(oracle, x, best):
-            best = _lower(small, x, best, tol)
+        x = oracle.around_x(state.x, index, base)
+        if not _falls_towards(oracle, x, state):
+            starts.append((x, state.y))
+        aside = _elsewhere(oracle, x, state.y, index)
+        if aside is not None:
+            starts.append((x, aside))
+    for x, y in starts:
+        other = _end(small, x, y)
+        if other.status != CONVERGED or not _below(other, best):
+            continue
+        facts = look(oracle, other.x, other.y, tol)
+        if facts is not None and facts.eps <= tol:
+            best = other
+        elif lower is None or other.f < lower.f:
+            lower = other
     calls = oracle.calls
-    return best._replace(
+    best = best._replace(
         step=state.step,
         values=state.values + np.int64(calls.values),
         products=state.products + np.int64(calls.products),
     )
+    return best, lower if lower is not None and _below(lower, best) else None
 
 
-def _lower(small: Small, x: Vector, best: SmallState, tol: float) -> SmallState:
-    """The solution that a run from x leads to, if it is lower than the best one known."""
-    other = small.start(x, best.y)
+def _end(small: Small, x: Vector, y: Vector) -> SmallState:
+    """Where a run from elsewhere ends."""
+    other = small.start(x, y)
     for _ in range(STEPS):
         if other.status != RUNNING:
             break
         other = small.step(other)
+    return other
+
+
+def _below(other: SmallState, best: SmallState) -> bool:
+    """Whether f is lower there by more than rounding."""
     hardly = max(1e-8 * (abs(best.f) + abs(other.f)), HARDLY * abs(other.first - other.f))
-    if other.status == CONVERGED and other.f < best.f - hardly:
-        facts = look(small.oracle, other.x, other.y, tol)
-        if facts is not None and facts.eps <= tol:
-            return other
-    return best
+    return bool(other.f < best.f - hardly)
+
+
+def _elsewhere(oracle: Oracle, x: Vector, y: Vector, index: int) -> Vector | None:
+    """An inner minimum at x as low as the one that y leads to, and not the same; else None."""
+    known = minimise(oracle, x, y)
+    reach = 2 * (1 + float(np.sqrt(np.mean(y**2))))
+    other = minimise(oracle, x, oracle.around_y(y, index, reach))
+    if not (known.found and other.found):
+        return None
+    near = np.linalg.norm(other.y - known.y) <= SAME * (1 + np.linalg.norm(known.y))
+    noise = SAME * (abs(known.values.g) + abs(other.values.g))
+    return None if near or other.values.g > known.values.g + noise else other.y
 
 
 def _falls_towards(oracle: Oracle, x: Vector, state: SmallState) -> bool:

@@ -52,7 +52,7 @@ PROTOCOLS = {
         "Shen & Chen, On Penalty-based Bilevel Gradient Descent Method, 2023", own_test=False
     ),
     "BOME": Protocol(
-        "Liu, Ye, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy, 2022",
+        "Ye, Liu, Wright, Stone & Liu, BOME! Bilevel Optimization Made Easy, 2022",
         train=50_000, size=500, untouched=False, standard=True, boxed=True, ridge=1e-3,
     ),
 }  # fmt: skip

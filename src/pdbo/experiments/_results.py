@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-TOO_SMALL = ("digits", "newsgroups")
+TOO_SMALL = ("digits", "newsgroups", "problems")
 """Experiments whose quick runs are too small to judge their claims by."""
 
 Settings = dict[str, Any]

@@ -89,12 +89,11 @@ def run(
     rows: tuple[str, ...] | None = None,
 ) -> Results:
     """Every method, or some rows of the table, on every split, in single precision."""
-    import jax
-
+    from .._precision import single
     from ._corpus import load
 
     corpus = load(data)
-    with jax.enable_x64(False):
+    with single():
         corpus = _smaller(corpus) if quick else corpus
         return _run(corpus, seed, quick, track, rows or (PLAIN, *METHODS))
 

@@ -18,7 +18,7 @@ from ._fit import Fit, Loss, Models, Penalty, Task
 from ._learn import Learner, Parameters, Point, scaled
 
 PARTS = 5  # splits, unless `cv` says otherwise
-ALIKE = 1.2  # features whose deviations differ by less than this factor keep their units
+ALIKE = 2.0  # features whose deviations differ by less than this factor keep their units
 RATIOS = (1.0, 0.9, 0.5, 0.1)  # shares of L1 in an elastic net that are tried
 Splits = Any
 """None, a number of splits, a splitter of scikit-learn, or pairs of index arrays."""
@@ -43,7 +43,6 @@ class Learned(NamedTuple):
 
     learner: Learner
     point: Point
-    parameters: Parameters | None
 
 
 class BilevelModel(BaseEstimator):
@@ -109,12 +108,12 @@ class BilevelModel(BaseEstimator):
 
     # Splits
 
-    def _held_out(self, count: int, strata: np.ndarray | None, least: int) -> list[np.ndarray]:
+    def _held_out(self, count: int, strata: np.ndarray | None) -> list[np.ndarray]:
         """For each split the rows that it holds out."""
         cv: Splits = self.cv
-        if count < least:
+        if count < 2:
             raise ValueError(
-                f"Found array with n_samples={count} while a minimum of {least} is required."
+                f"Found array with n_samples={count} while a minimum of 2 is required."
             )
         if cv is None:
             smallest = count if strata is None else np.min(np.unique(strata, return_counts=True)[1])
@@ -127,16 +126,11 @@ class BilevelModel(BaseEstimator):
                 warnings.filterwarnings("ignore", "The least populated class")
             splitter: Splits = check_cv(cv, labels, classifier=strata is not None)
             tests = [test for _, test in splitter.split(np.zeros(count), labels)]
-        if len(tests) < least:
-            raise ValueError(
-                f"cv must make at least {least} splits with per={self.per!r}, got {len(tests)}: "
-                "one part trains the weights, one tunes the penalties and one validates."
-            )
         return tests
 
     def _tasks(self, data: Data) -> tuple[list[Task], list[Task]]:
         """The models of every split and target, and those of all samples."""
-        tests = self._held_out(len(data.weight), data.strata, 2 if self.per == "scalar" else 3)
+        tests = self._held_out(len(data.weight), data.strata)
         weight, tasks = data.weight.astype(np.float64), []
         for test in tests:
             train, held = weight.copy(), np.zeros_like(weight)
@@ -172,7 +166,7 @@ class BilevelModel(BaseEstimator):
     # Learning
 
     def _learn(
-        self, data: Data, loss: Loss, bases: Any, parameters: Parameters | None, steps: int
+        self, data: Data, loss: Loss, bases: Any, parameters: Parameters | None, rounds: int
     ) -> tuple[Learned, list[Fit]]:
         """Learn the penalties and fit all samples; `bases` makes penalties from a design."""
         tasks, whole = self._tasks(data)
@@ -182,9 +176,9 @@ class BilevelModel(BaseEstimator):
         learner = Learner(models, tasks, whole, name)
         if not np.isfinite(learner.null):
             raise ValueError("The loss is not finite: do some features have very large values?")
-        point = learner.learn(bases(design), parameters, steps)
+        point = learner.learn(bases(design), parameters, rounds)
         given_up = parameters is not None and point.stage == "level"
-        learned = Learned(learner, point, None if given_up else parameters)
+        learned = Learned(learner, point)
         self._set_learned(learner.path, learned, given_up)
         return learned, learner.finish(point)
 

@@ -8,11 +8,12 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .._certify import certify
+from .._precision import double
 from .._problem import Problem
 from ..sets import Box
 from ..terms import L1, SparseGroup
 from ._fit import Penalty
-from ._learn import BOUND, scaled
+from ._learn import scaled
 from ._penalties import LOGISTIC
 from ._search import Learned as Found
 
@@ -29,12 +30,11 @@ class Numbers(NamedTuple):
     l1: Array
     l2: Array
     group: Array
-    strength: Array
 
 
 def certificate(learned: Any) -> Any:
     """The certificate at the penalties found; None if too many features are in use."""
-    with jax.enable_x64(True):
+    with double():
         if isinstance(learned, Found):
             return certify(learned.problem, learned.x, learned.w)
         built = problem(learned)
@@ -43,26 +43,13 @@ def certificate(learned: Any) -> Any:
 
 def problem(learned: Any) -> tuple[Problem, PyTree, PyTree] | None:
     """The bilevel problem on the features in use, with the x and y found."""
-    learner, point, parameters = learned.learner, learned.point, learned.parameters
+    learner, point = learned.learner, learned.point
     models, tasks = learner.models, learner.tasks
     outputs, quadratic = tasks[0].outputs, models.loss.quadratic
     used, entries = _in_use(point, outputs)
-    each = point.deviations is not None
     if len(tasks) * (len(entries) + outputs) > MOST or not entries.size:
         return None
     terms = [_on(scaled(s, point.level), entries) for s in point.shapes[: len(tasks)]]
-    number, group_number = np.zeros(len(entries), int), np.zeros(len(terms[0].group), int)
-    if each and parameters is not None:
-        kept = np.unique(parameters.entry[entries])
-        if parameters.group is not None:
-            groups = _groups(point.shapes[0], entries)
-            kept = np.union1d(kept, parameters.group[groups])
-            group_number = np.searchsorted(kept, parameters.group[groups])
-        number = np.searchsorted(kept, parameters.entry[entries])
-        x = point.deviations[kept]
-        terms = [_undone(t, x, number, group_number) for t in terms]
-    else:
-        x = np.zeros(1)
     data = Numbers(
         *(jnp.asarray(v) for v in (
             models.design.columns(used),
@@ -72,17 +59,16 @@ def problem(learned: Any) -> tuple[Problem, PyTree, PyTree] | None:
             np.stack([t.l1 for t in terms]),
             np.stack([t.l2 for t in terms]),
             np.stack([t.group for t in terms]),
-            point.strength,
         ))
     )  # fmt: skip
     y = {"weights": np.stack([f.weights[entries] for f in point.fits])}
     if models.intercept:
         y["offsets"] = np.stack([f.offsets for f in point.fits])
-    f, g = _functions(quadratic, outputs, learner.splits, number, not each or terms[0].smooth)
-    term = _term(data, terms[0], number, group_number, models.intercept)
-    x_set = Box(-BOUND, BOUND) if each else Box(*(v - point.level for v in learner.range(point)))
+    f, g = _functions(quadratic, outputs, learner.splits)
+    term = _term(data, terms[0], models.intercept)
+    x_set = Box(*(v - point.level for v in learner.range(point.shapes)))
     built = Problem(f, g, data, x_set=x_set, inner_term=term)
-    return built, jnp.asarray(x), jax.tree.map(jnp.asarray, y)
+    return built, jnp.zeros(()), jax.tree.map(jnp.asarray, y)
 
 
 def _in_use(point: Any, outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,31 +81,14 @@ def _in_use(point: Any, outputs: int) -> tuple[np.ndarray, np.ndarray]:
     return used, (used[:, None] * outputs + np.arange(outputs)).ravel()
 
 
-def _groups(shape: Penalty, entries: np.ndarray) -> np.ndarray:
-    assert shape.labels is not None
-    return np.unique(shape.labels[entries])
-
-
 def _on(term: Penalty, entries: np.ndarray) -> Penalty:
     """The penalties of some entries; their groups are whole."""
     kinks = term.kinks.on(entries)
     return Penalty(kinks.l1, term.l2[entries], kinks.group, kinks.labels)
 
 
-def _undone(term: Penalty, x: np.ndarray, number: np.ndarray, group_number: np.ndarray) -> Penalty:
-    """The penalties without deviations, which the problem multiplies them by."""
-    if term.labels is not None:
-        by = np.exp(-x[group_number])
-        return term._replace(l1=term.l1 * np.exp(-x[number]), group=term.group * by)
-    if term.smooth:
-        return term._replace(l2=term.l2 * np.exp(-x[number]))
-    return term._replace(l1=term.l1 * np.exp(-x[number]))
-
-
-def _functions(
-    quadratic: bool, outputs: int, splits: int, number: np.ndarray, squares: bool
-) -> Any:
-    """The outer and the inner function; whether x multiplies the penalties of squares."""
+def _functions(quadratic: bool, outputs: int, splits: int) -> Any:
+    """The outer and the inner function of the logarithm of the level."""
 
     def losses(y: PyTree, data: Numbers) -> Array:
         scores = jnp.einsum("ij,tjc->tic", data.Z, y["weights"].reshape(len(data.l1), -1, outputs))
@@ -130,11 +99,11 @@ def _functions(
         return jax.vmap(LOGISTIC.rows)(scores, data.target)
 
     def f(x: Array, y: PyTree, data: Numbers) -> Array:
-        return jnp.sum(data.held * losses(y, data)) / splits + 0.5 * data.strength * x @ x
+        return jnp.sum(data.held * losses(y, data)) / splits
 
     def g(x: Array, y: PyTree, data: Numbers) -> Array:
-        l2 = data.l2 * jnp.exp(x[number]) if squares else data.l2
-        value = jnp.sum(data.train * losses(y, data)) + 0.5 * jnp.sum(l2 * y["weights"] ** 2)
+        squares = jnp.exp(x) * data.l2 * y["weights"] ** 2
+        value = jnp.sum(data.train * losses(y, data)) + 0.5 * jnp.sum(squares)
         if outputs > 1 and "offsets" in y:  # a constant added to all offsets changes nothing
             value += 0.5 * jnp.sum(jnp.sum(y["offsets"], -1) ** 2)
         return value
@@ -142,15 +111,13 @@ def _functions(
     return f, g
 
 
-def _term(
-    data: Numbers, first: Penalty, number: np.ndarray, group_number: np.ndarray, intercept: bool
-) -> Any:
+def _term(data: Numbers, first: Penalty, intercept: bool) -> Any:
     """The nonsmooth part, None if there is none."""
     if first.smooth:
         return None
 
     def l1(x: Array) -> PyTree:
-        weights = {"weights": data.l1 * jnp.exp(x[number])}
+        weights = {"weights": data.l1 * jnp.exp(x)}
         return weights | {"offsets": 0.0} if intercept else weights
 
     if first.labels is None:
@@ -160,4 +127,4 @@ def _term(
     if intercept:
         labels["offsets"] = np.full((models, 1), -1)
     ordered = {k: labels[k] for k in sorted(labels)}
-    return SparseGroup(l1, lambda x: (data.group * jnp.exp(x[group_number])).ravel(), ordered)
+    return SparseGroup(l1, lambda x: (data.group * jnp.exp(x)).ravel(), ordered)

@@ -1,10 +1,8 @@
 """Classification: logistic regression with penalties that are learned."""
 
-import contextlib
 from numbers import Real
 from typing import Any, Self
 
-import jax
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
@@ -12,13 +10,15 @@ from sklearn.utils.extmath import softmax
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
+from .._precision import double_unless
 from . import _fit
 from ._base import BilevelModel, Data, Splits, check_ratio, final, raw_weights
 from ._design import Matrix
 from ._penalties import LOGISTIC
-from ._search import TUNE, VALIDATE, Model, Plan, Search, Table
+from ._search import TUNE, VALIDATE, Plan, Search, Table
 
 ROOM = 1_000_000  # weights in all splits together above which only one split is used
+WORK = 2e7  # products per Newton step above which the compiled search learns penalties of squares
 KINDS = ("l2", "l1", "elasticnet")
 
 
@@ -53,22 +53,18 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
         Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
-        `per="scalar"`. None means 5 shuffled stratified folds; only the first is used if five
-        copies of the weights would be more than a million numbers.
+        The splits on which penalties are learned, as usual in scikit-learn; with many weights (see
+        Notes) at least 3, or 2 with `per="scalar"`. None means 5 shuffled stratified folds; only
+        the first is used if five copies of the weights would be more than a million numbers.
 
     max_iter : int, default=100
-        The most steps on the penalties in each of phases 1 and 2 (see Notes); with L1, a tenth of
-        it is the most steps of each descent on the deviations of single penalties.
+        The most rounds that change the shape of the penalties; with many weights, the most steps
+        on the penalties in each of phases 1 and 2.
 
     tol : float, default=1e-6
-        The last fit ends if its Newton decrement, divided by the square root of the sum of the
-        sample weights, is at most `tol`; in float32, at most the larger of `tol` and 3.5e-4. Not
-        used with L1.
-
-    warm_start : bool, default=False
-        Whether `fit` starts from the penalties and weights of the last fit. With `penalty="l2"`
-        only.
+        With many weights, the last fit ends if its Newton decrement, divided by the square root of
+        the sum of the sample weights, is at most `tol`; in float32, at most the larger of `tol`
+        and 3.5e-4.
 
     random_state : int, RandomState instance or None, default=None
         Shuffles the samples before they are split; not used if `cv` is given.
@@ -98,7 +94,7 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
 
     path_ : dict of ndarray
         What was tried, in order: "stage", "level" (the logarithm of the common factor), "loss"
-        (held out) and, with L1, "nonzero" (the mean number of weights in use).
+        (held out) and "nonzero" (the mean number of weights in use), but with many weights.
 
     certificate_ : object
         How far the learned numbers are from a stationary point of the outer function: the exact
@@ -120,15 +116,16 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
     See Also
     --------
     BilevelRidge : The same for regression.
-    BilevelLasso : Has notes on how L1 penalties are learned.
+    BilevelLasso : Has notes on how penalties are learned.
     sklearn.linear_model.LogisticRegressionCV : One penalty, from a grid.
 
     Notes
     -----
-    This is about `penalty="l2"`; the others are learned as in `BilevelLasso`. Learning the
-    penalties is a bilevel problem: the inner problem fits the weights of each split, the outer
-    function is the loss on the samples that the split holds out. The inner problem is strictly
-    convex, so its minimum is unique and the implicit gradient applies (Pedregosa 2016).
+    Penalties are learned as in `BilevelLasso`, except for `penalty="l2"` with many weights: if
+    those of one model, squared, times the samples are more than 20 million. This is about that.
+    Learning the penalties is a bilevel problem: the inner problem fits the weights of each split,
+    the outer function is the loss on the samples that the split holds out. The inner problem is
+    strictly convex, so its minimum is unique and the implicit gradient applies (Pedregosa 2016).
     Each step takes a few Newton steps with conjugate gradients, solves one more system for the
     adjoint, and makes a step of Adam on the logarithms of the penalties. All of it is one compiled
     program; data of nearly the same shape share it. The phases:
@@ -175,7 +172,6 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
         cv: Splits = None,
         max_iter: int = 100,
         tol: float = 1e-6,
-        warm_start: bool = False,
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ):
@@ -187,7 +183,6 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
         self.cv = cv
         self.max_iter = max_iter
         self.tol = tol
-        self.warm_start = warm_start
         self.random_state = random_state
         self.verbose = verbose
 
@@ -217,17 +212,18 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
             )
         outputs = 1 if len(classes) == 2 else len(classes)
         data = Data(X, [labels.astype(np.int32)], outputs, weight, labels)
-        if self.penalty == "l2":
-            self._learn_squares(data)
+        weights = X.shape[1] * outputs
+        if self.penalty == "l2" and (X.shape[0] + weights) * weights**2 > WORK:
+            self._learn_many(data)
         else:
-            self._learn_kinks(data)
+            self._learn_few(data)
         if outputs > 1:  # a constant added to all scores of a sample changes nothing
             self.intercept_ -= self.intercept_.mean()
         self.classes_ = classes
         return self
 
-    def _learn_kinks(self, data: Data) -> None:
-        """L1 and elastic net."""
+    def _learn_few(self, data: Data) -> None:
+        """L1, elastic net and few squares."""
         X, outputs = data.X, data.outputs
         parameters = self._parameters(X.shape[1], outputs)
         learned, fits = self._learn(
@@ -235,7 +231,7 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
             _fit.LOGISTIC,
             lambda design: self._bases(design, self.penalty, outputs, self.l1_ratio),
             parameters,
-            -(-int(self.max_iter) // 10),
+            int(self.max_iter),
         )
         design = learned.learner.models.design
         weights, offsets = raw_weights(fits, design, outputs)
@@ -243,12 +239,14 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
         self.intercept_ = np.asarray(offsets, X.dtype)
         term, unit = final(learned), np.repeat(design.unit, outputs)
         total = float(data.weight.sum(dtype=np.float64))
-        self.penalty_ = self._shown(total * term.l1 * unit, outputs).astype(X.dtype)
+        l1 = self._shown(total * term.l1 * unit, outputs).astype(X.dtype)
+        l2 = self._shown(total * term.l2 * unit**2, outputs).astype(X.dtype)
+        self.penalty_ = l2 if self.penalty == "l2" else l1
         if self.penalty == "elasticnet":
-            self.l2_penalty_ = self._shown(total * term.l2 * unit**2, outputs).astype(X.dtype)
+            self.l2_penalty_ = l2
 
-    def _learn_squares(self, data: Data) -> None:
-        """L2: the compiled search, which also takes many features."""
+    def _learn_many(self, data: Data) -> None:
+        """L2 with many weights: the compiled search."""
         X, outputs = data.X, data.outputs
         index = self._parameters(X.shape[1], outputs)
         groups = np.zeros(X.shape[1], int) if index is None else index.entry[::outputs]
@@ -263,13 +261,9 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
             tol=float(self.tol),
             name=type(self).__name__ if self.verbose else None,
         )
-        earlier = None
-        if self.warm_start and hasattr(self, "penalty_"):
-            earlier = self._earlier(groups, (X.shape[1], outputs))
-        double = contextlib.nullcontext() if X.dtype == np.float32 else jax.enable_x64(True)
-        with double:
+        with double_unless(X.dtype):
             search = Search(LOGISTIC, table, plan)
-            model = search.run(earlier)
+            model = search.run()
         self.coef_ = np.asarray(model.weights.T, X.dtype, order="C")
         self.intercept_ = np.asarray(model.offsets, X.dtype)
         if groups is None:
@@ -281,24 +275,14 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
         self._set_learned(search.tried, search.learned, plan.each and not search.freed)
         self.n_iter_ = model.steps
 
-    def _earlier(self, groups: np.ndarray | None, shape: tuple[int, int]) -> Model:
-        """The last fit, to start from."""
-        coef = np.atleast_2d(self.coef_)
-        if coef.T.shape != shape:
-            raise ValueError(
-                f"warm_start needs data as before: {coef.shape[1]} features and {coef.shape[0]} "
-                f"outputs, got {shape[0]} and {shape[1]}."
-            )
-        penalty = np.asarray(self.penalty_)
-        expected = shape[::-1] if groups is None else (groups.max() + 1,)
-        if penalty.shape != (() if self.per == "scalar" else expected):
-            raise ValueError("warm_start needs per and groups as before.")
-        spread = penalty.T if groups is None else np.atleast_1d(penalty)[groups][:, None]
-        return Model(coef.T, np.atleast_1d(self.intercept_), spread, 0)
-
     def _roles(self, X: Matrix, strata: np.ndarray | None, outputs: int) -> np.ndarray:
         """For each split the role of every row; half of the folds that do not validate tune."""
-        tests = self._held_out(X.shape[0], strata, 2 if self.per == "scalar" else 3)
+        tests, least = self._held_out(X.shape[0], strata), 2 if self.per == "scalar" else 3
+        if len(tests) < least:
+            raise ValueError(
+                f"cv must make at least {least} splits with per={self.per!r}, got {len(tests)}: "
+                "one part trains the weights, one tunes the penalties and one validates."
+            )
         roles = np.zeros((len(tests), X.shape[0]), int)
         for k, test in enumerate(tests):
             for after in range(1, 1 + (len(tests) - 1) // 2):

@@ -117,11 +117,15 @@ class Penalty(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A model: weights, flat with the outputs last; offsets; scores of all rows."""
+    """A model: weights, flat with the outputs last; offsets; scores of all rows.
+
+    `slope` is the gradient of its training loss in the weights, if that is known.
+    """
 
     weights: np.ndarray
     offsets: np.ndarray
     scores: np.ndarray
+    slope: np.ndarray | None = None
 
 
 class Models:
@@ -144,6 +148,8 @@ class Models:
 
     def slopes(self, tasks: list[Task], fits: list[Fit]) -> list[np.ndarray]:
         """The gradients of the training losses in the weights."""
+        if not tasks:
+            return []
         rows = [
             t.train[:, None] * self.loss.slope(f.scores, t.target)
             for t, f in zip(tasks, fits, strict=True)
@@ -164,10 +170,12 @@ class Models:
         fits, waiting = list(fits), list(range(len(tasks)))
         settled: dict[int, np.ndarray] = {}  # models that are done on some of their entries
         for _ in range(TURNS):
-            slopes = self.slopes([tasks[i] for i in waiting], [fits[i] for i in waiting])
-            left = []
-            for i, slope in zip(waiting, slopes, strict=True):
-                part, opened = self._working(fits[i], terms[i], slope)
+            fresh, left = [i for i in waiting if fits[i].slope is None], []
+            slopes = self.slopes([tasks[i] for i in fresh], [fits[i] for i in fresh])
+            for i, slope in zip(fresh, slopes, strict=True):
+                fits[i] = fits[i]._replace(slope=slope)
+            for i in waiting:
+                part, opened = self._working(fits[i], terms[i])
                 if i in settled and (not opened or np.array_equal(part, settled[i])):
                     continue
                 fits[i], moved = self._newton(tasks[i], terms[i], fits[i], part)
@@ -189,20 +197,19 @@ class Models:
         scores = self.design.product(w) + offset
         return Fit(w, np.full(1, offset * self.intercept), scores[:, None])
 
-    def _working(self, fit: Fit, term: Penalty, slope: np.ndarray) -> tuple[np.ndarray, bool]:
+    def _working(self, fit: Fit, term: Penalty) -> tuple[np.ndarray, bool]:
         """The entries that are open and those that most want to be, and whether there are such."""
-        kinks, w = term.kinks, fit.weights
+        kinks, w, slope = term.kinks, fit.weights, fit.slope
+        assert slope is not None
         entries, groups = kinks.pulls(w, slope + term.l2 * w)
         noise = NOISE * float(np.max(np.abs(slope), initial=0.0))
         over = np.maximum(entries - term.l1 - noise, 0.0)
         if term.labels is not None:
-            over = over + np.append(np.maximum(groups - term.group - noise, 0.0), 0.0)[term.labels]
+            more = np.append(np.maximum(groups - term.group - noise, 0.0), 0.0)[term.labels]
+            over = over + np.where(np.abs(slope) > term.l1, more, 0.0)
         used = kinks.open(w) | (w != 0)
         count, most = int(np.count_nonzero(over)), 10 + int(np.count_nonzero(used)) // 4
         used |= over >= np.partition(over, -most)[-most] if count > most else over > 0
-        if term.labels is not None:
-            touched = np.bincount(term.labels, used, len(term.group) + 1)[term.labels] > 0
-            used = touched & (used | (term.labels < len(term.group)))
         varies = np.repeat(self.design.varies, len(w) // len(self.design.varies))
         return np.flatnonzero(used & varies), count > 0
 

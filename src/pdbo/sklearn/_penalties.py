@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from .. import _trees as trees
@@ -164,30 +163,6 @@ def _times(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.multiply, a, b)
 
 
-def _direct(hessian: Callable[[PyTree], PyTree], b: PyTree) -> PyTree:
-    """Solves `hessian(v) = b`, split by split, with a factorisation."""
-    splits = jax.tree.leaves(b)[0].shape[0]
-    _, back = ravel_pytree(jax.tree.map(lambda v: v[0], b))
-
-    def flat(v: PyTree) -> Array:
-        return jnp.concatenate([leaf.reshape(splits, -1) for leaf in jax.tree.leaves(v)], 1)
-
-    def column(unit: Array) -> Array:
-        one = back(unit)
-        return flat(hessian(jax.tree.map(lambda v: jnp.broadcast_to(v, (splits, *v.shape)), one)))
-
-    right = flat(b)
-    blocks = jax.vmap(column, out_axes=2)(jnp.eye(right.shape[1], dtype=right.dtype))
-    diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
-    unit = 1 / jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1))
-    # directions without curvature get a little
-    little = 100 * jnp.finfo(right.dtype).eps * jnp.eye(right.shape[1], dtype=right.dtype)
-    blocks = blocks * unit[:, :, None] * unit[:, None, :] + little
-    # not Cholesky, which fails if rounding has made the matrix indefinite
-    solution = jnp.linalg.solve(blocks, (right * unit)[..., None])[..., 0]
-    return jax.vmap(back)(solution * unit)
-
-
 class Report(NamedTuple):
     """What a step found out about the penalties it started from.
 
@@ -235,7 +210,7 @@ class _Solve(NamedTuple):
     done: Bool[Array, ""]
 
 
-def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort, direct: bool) -> _Solve:
+def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort) -> _Solve:
     """Newton steps on the weights until they have settled, then the adjoint system.
 
     Both need the same Hessian, so one loop serves both: its last turn solves the adjoint system.
@@ -248,19 +223,16 @@ def _inner(loss: Loss, problem: Problem, state: Descent, effort: Effort, direct:
         settled = (s.taken >= effort.newton) | (s.decrement <= effort.tol)
         slope, hessian = jax.linearize(jax.grad(lambda w: problem.inner(x, w)), s.w)
         aim = trees.where(settled, jax.grad(problem.outer, 1)(x, s.w), slope)
-        if direct:
-            v = _direct(hessian, aim)
-        else:
-            scale = _scale(loss, x, s.w, data)
-            guess = trees.where(settled, jax.tree.map(jnp.divide, s.adjoint, scale), zero)
-            v = conjugate_gradient(
-                lambda v: _times(scale, hessian(_times(scale, v))),
-                _times(scale, aim),
-                effort.linear,
-                guess,
-                tolerance=effort.accuracy,
-            )
-            v = _times(scale, v)
+        scale = _scale(loss, x, s.w, data)
+        guess = trees.where(settled, jax.tree.map(jnp.divide, s.adjoint, scale), zero)
+        v = conjugate_gradient(
+            lambda v: _times(scale, hessian(_times(scale, v))),
+            _times(scale, aim),
+            effort.linear,
+            guess,
+            tolerance=effort.accuracy,
+        )
+        v = _times(scale, v)
         gain = trees.dot(slope, v)
         value = problem.inner(x, s.w)
         rounding = 8 * eps * jnp.abs(value)
@@ -293,14 +265,12 @@ class PenaltyDescent(Solver):
         validation: for each split the weights of the validation rows.
         rate: the step size of each part of x; zero keeps the part fixed.
         effort: how far the inner solve goes.
-        direct: whether linear systems are factorised instead of solved by CG.
     """
 
     loss: Loss
     validation: Float[Array, "splits rows"]
     rate: PyTree
     effort: Effort
-    direct: bool = eqx.field(static=True, default=False)
 
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array | None) -> Descent:
         """The state before the first step."""
@@ -312,7 +282,7 @@ class PenaltyDescent(Solver):
     def step(self, problem: Problem, state: Descent) -> Descent:
         """The inner solve, the hypergradient and a step of Adam."""
         x, data = state.x, problem.data
-        inner = _inner(self.loss, problem, state, self.effort, self.direct)
+        inner = _inner(self.loss, problem, state, self.effort)
         _, cross = jax.vjp(lambda x: jax.grad(problem.inner, 1)(x, inner.w), x)
         gradient = trees.scale(-1, cross(inner.adjoint)[0])
         t = state.t + 1

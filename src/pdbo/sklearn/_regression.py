@@ -108,11 +108,12 @@ class BilevelRidge(_Regressor):
         Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
-        `per="scalar"`. None means 5 shuffled folds.
+        The splits on which penalties are learned, as usual in scikit-learn; there may be one.
+        None means 5 shuffled folds.
 
     max_iter : int, default=10
-        The most steps of each descent on the deviations of single penalties.
+        The most rounds that change the shape of the penalties; they end before if the held-out
+        loss no longer surely falls.
 
     random_state : int, RandomState instance or None, default=None
         Shuffles the samples before they are split; not used if `cv` is given.
@@ -208,11 +209,12 @@ class BilevelLasso(_Regressor):
         Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
-        `per="scalar"`. None means 5 shuffled folds.
+        The splits on which penalties are learned, as usual in scikit-learn; there may be one.
+        None means 5 shuffled folds.
 
     max_iter : int, default=10
-        The most steps of each descent on the deviations of single penalties.
+        The most rounds that change the shape of the penalties; they end before if the held-out
+        loss no longer surely falls.
 
     random_state : int, RandomState instance or None, default=None
         Shuffles the samples before they are split; not used if `cv` is given.
@@ -265,22 +267,20 @@ class BilevelLasso(_Regressor):
     -----
     Learning the penalties is a bilevel problem: the inner problem fits the weights of every split,
     the outer function is the mean loss on the samples that the splits hold out. Penalties are a
-    level times a shape times deviations, learned one after the other:
+    level times a shape, learned one after the other:
 
     1. Level: a path from strong to weak penalties, all splits side by side, refined by the
        derivative of the outer function, which is taken on the support (Bertrand et al. 2022). With
-       `per="feature"` penalties are tried in units of the features' standard deviations, and as
-       they are.
+       `per="feature"` penalties are tried in units of the features' standard deviations and, if
+       these differ by more than a factor of 2, as they are.
     2. Shape: a penalty is divided by a power of the weight that the model before gave to it (Zou
-       2006), in every split by the weights of that split alone. Two powers and two rounds are
-       tried; a round counts if it lowers the held-out loss.
-    3. Each: every penalty deviates by a factor between 1/20 and 20, by descent on the outer
-       function plus a term that shrinks the deviations. Its strength is chosen on samples that had
-       no part in the descent; the deviations are used only if they surely lower the loss there.
+       2006), in every split by the weights of that split alone. Two powers are tried in each
+       round, at levels around the one at which the penalties weigh the models before as they did.
+       A round counts if it lowers the held-out loss by more than a standard error.
 
-    If neither 2 nor 3 lowers the loss, one level is used for all, `per_` is "scalar", and a
-    `PenaltyWarning` says so. Many penalties fitted to few samples would overfit; the order of these
-    stages, few numbers first, is the protection.
+    If the first round does not count, one level is used for all, `per_` is "scalar", and a
+    `PenaltyWarning` says so. Many penalties fitted to few samples would overfit; a handful of
+    choices, judged on samples that had no part in them, is the protection.
 
     References
     ----------
@@ -327,11 +327,12 @@ class BilevelElasticNet(_Regressor):
         Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
-        `per="scalar"`. None means 5 shuffled folds.
+        The splits on which penalties are learned, as usual in scikit-learn; there may be one.
+        None means 5 shuffled folds.
 
     max_iter : int, default=10
-        The most steps of each descent on the deviations of single penalties.
+        The most rounds that change the shape of the penalties; they end before if the held-out
+        loss no longer surely falls.
 
     random_state : int, RandomState instance or None, default=None
         Shuffles the samples before they are split; not used if `cv` is given.
@@ -450,11 +451,12 @@ class BilevelGroupLasso(_Regressor):
         Whether to fit an intercept, which is not penalised.
 
     cv : int, cross-validation generator or iterable, default=None
-        The splits on which penalties are learned, as usual in scikit-learn: at least 3, or 2 with
-        `per="scalar"`. None means 5 shuffled folds.
+        The splits on which penalties are learned, as usual in scikit-learn; there may be one.
+        None means 5 shuffled folds.
 
     max_iter : int, default=10
-        The most steps of each descent on the deviations of single penalties.
+        The most rounds that change the shape of the penalties; they end before if the held-out
+        loss no longer surely falls.
 
     random_state : int, RandomState instance or None, default=None
         Shuffles the samples before they are split; not used if `cv` is given.

@@ -32,6 +32,8 @@ class Ridge:
             self.factor = scipy.linalg.cho_factor(square, check_finite=False)
         else:
             self.M = M
+            # weaker penalties than this are none, and rounding would be all that is left
+            self.l2 = self.l2 * max(1.0, 1e-10 * float(np.max((M / self.l2 * M).sum(1))))
             square = (M / self.l2) @ M.T
             square[np.diag_indices(rows)] += 1.0
             self.factor = scipy.linalg.cho_factor(square, check_finite=False)

@@ -33,15 +33,13 @@ LEVELS = np.arange(1.0, -16.0, -2.0)  # log-penalties tried first, from the stro
 STILL = {"level": 0.0, "exponent": 0.0, "each": 0.0}  # the step sizes that keep x fixed
 SMALL = 1_000_000  # entries, zeros included, below which a sparse matrix is made dense
 PATIENCE = 8  # steps without a better loss after which a descent ends
-# The fields of `Effort` for a model of few weights, for several splits, and for one split. With few
-# weights the systems are factorised, so that rounding does not affect what is learned.
+# The fields of `Effort` for several splits and for one split.
 EFFORTS = {
-    "path": ((30, 0, 0, 0), (20, 20, 1e-3, 0.1), (4, 10, 1e-3, 0.1)),
-    "descent": ((30, 0, 0, 0), (3, 20, 1e-4, 0.05), (1, 10, 1e-4, 0.05)),
+    "path": ((20, 20, 1e-3, 0.1), (4, 10, 1e-3, 0.1)),
+    "descent": ((3, 20, 1e-4, 0.05), (1, 10, 1e-4, 0.05)),
 }
 Rate = dict[str, float]
 Work = str | tuple[float, float, float, float]  # a key of EFFORTS, or the fields of `Effort`
-FEW = 200  # weights of a model up to which systems are factorised
 
 
 class Table(NamedTuple):
@@ -155,12 +153,6 @@ class Search:
             more = ((0, rows - self.rows), (0, self.columns - self.features))
             self.X = jnp.asarray(np.pad(X - self.mean, more), self.dtype)
             shift = np.zeros(self.features)
-        splits, weights = len(table.roles), (self.columns + 1) * table.outputs
-        few = weights <= FEW and not sparse
-        few &= (
-            splits * rows * table.outputs * weights <= 10 * SMALL
-        )  # else a factorisation takes too much memory
-        self.size = 0 if few else 1 if splits > 1 else 2
         more = [(0, rows - self.rows)]
         self.weight = np.pad(table.weight, more)
         self.roles = np.pad(table.roles, [(0, 0), *more], constant_values=-1)
@@ -201,39 +193,27 @@ class Search:
         )
         return make_problem(self.loss, data)
 
-    def start(self, earlier: Model | None) -> tuple[PyTree, PyTree]:
-        """Penalties and weights to start from: the default, or those of an earlier fit."""
+    def start(self) -> tuple[PyTree, PyTree]:
+        """The penalties and weights to start from."""
         splits, outputs = len(self.roles), self.table.outputs
         free = (self.columns,) if self.table.groups is not None else (self.columns, outputs)
-        each, level = np.zeros(free), self.level
-        weights, offsets = np.zeros((self.columns, outputs)), np.zeros(outputs)
-        if earlier is not None:
-            penalties = np.log(np.asarray(earlier.penalties, np.float64))
-            level = penalties.mean()
-            if self.table.groups is None:
-                each[: self.features] = penalties - level
-            else:
-                each[self.table.groups] = penalties[:, 0] - level
-            weights[: self.features] = earlier.weights
-            offsets = earlier.offsets + self.mean @ earlier.weights
+        numbers = (jnp.asarray(v, self.dtype) for v in (self.level, 0.0))
+        x = dict(zip(("level", "exponent"), numbers, strict=True))
+        each, weights, offsets = (
+            jnp.zeros((splits, *shape), self.dtype)
+            for shape in (free, (self.columns, outputs), (outputs,))
+        )
+        return x | {"each": each}, {"weights": weights, "offsets": offsets}
 
-        def copies(values: np.ndarray) -> jax.Array:
-            return jnp.asarray(np.broadcast_to(values, (splits, *values.shape)), self.dtype)
-
-        numbers = (jnp.asarray(v, self.dtype) for v in (level, 0.0))
-        x = dict(zip(("level", "exponent"), numbers, strict=True)) | {"each": copies(each)}
-        return x, {"weights": copies(weights), "offsets": copies(offsets)}
-
-    def run(self, earlier: Model | None = None) -> Model:
+    def run(self) -> Model:
         """Level and exponent, then every penalty, then the weights on all rows."""
         plan = self.plan
-        x, w = self.start(earlier)
+        x, w = self.start()
         validate = self.roles == VALIDATE
         problem = self.problem((self.roles >= 0) & ~validate, validate)
         self.validation = problem.data.held
         self.least = 1e-3 * self.null_loss()  # a smaller fall of the loss does not count
-        if earlier is None:
-            x, w = self.path(problem, x, w)
+        x, w = self.path(problem, x, w)
         rate = STILL | {"level": 0.3, "exponent": 0.05 * plan.exponent}
         trail = self.descend(problem, x, w, rate, "level")
         steps = trail.steps
@@ -257,7 +237,7 @@ class Search:
         self, problem: Problem, x: PyTree, w: PyTree, rate: Rate, effort: Work, most: int
     ) -> Iterator[Descent]:
         """The states after one step, two steps, and so on; their reports are NumPy arrays."""
-        work = EFFORTS[effort][self.size] if isinstance(effort, str) else effort
+        work = EFFORTS[effort][int(len(self.roles) == 1)] if isinstance(effort, str) else effort
         newton, linear, tol, accuracy = work
         tol = max(tol, float(np.finfo(self.dtype).eps) ** 0.6)
         counts = (number(k, np.int32) for k in (newton, linear))
@@ -267,7 +247,6 @@ class Search:
             self.validation,
             {k: number(v, self.dtype) for k, v in rate.items()},
             Effort(*counts, *numbers),
-            self.size == 0,
         )
         if self.fresh is None:  # its zeros are made once for all steps
             self.fresh = solver.init(problem, x, w, None)

@@ -37,4 +37,4 @@ SOLVERS: dict[str, type[Solver]] = {
 }
 """Every solver of the package that takes any problem, by the name of its class."""
 
-BatchPDBO = _batch_pdbo.BatchPDBO  # takes mini-batches only: it has no row in studies
+BatchPDBO = _batch_pdbo.BatchPDBO  # for batches and split points: it has no row in studies

@@ -11,7 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .. import _trees as trees
 from .._errors import ProblemError
 from .._problem import Problem
-from .._solver import Calls, Point, Solver
+from .._solver import Calls, Point, Solver, one_step
+from . import _whole as whole
+from ._whole import WholeState
 
 RATES = 12  # rates of y that are tried, from 4^-9 in factors of 4
 TRIAL = 40  # steps of each
@@ -24,11 +26,13 @@ WEIGHT, MOST = 0.1, 100.0  # the multiplier at first and at most, in units of |f
 REACH = 0.05  # the step of x at first, in units of its own
 MEASURED = 8  # steps over which the unit of the multiplier is measured
 CHECK = 75  # steps with x at rest that an improvement has to survive
-WARM = 8  # the most rounds before x moves
-EXAMPLES = 10  # of f for each entry of x: fewer do not determine x
-GAIN = 0.1  # the share of all gains that counts if they do not
+WARM = 8  # the most rounds before x moves; one if f's examples do not determine x
+GAIN = 0.1  # the share of all gains that counts if f's examples do not determine x
 PATIENCE = 6  # rounds without improvement that end a run
+EVEN = 1.0  # the multiplier, in that unit, once x rests for good: f and g weigh the same
+LAG = 0.1  # the rate of the inner estimate while x moves, over that of y, if f's examples are few
 _TINY = 1e-30
+UNSOUND = -1  # in place of the number of steps, after one that was not finite
 
 
 class Place(NamedTuple):
@@ -71,6 +75,7 @@ class BatchPDBOState(eqx.Module):
 
     `round` is negative while rates are tried and zero during the warm-up, `k` counts the steps of a
     trial or of a round, `values` are those of f in the best round and `first` after the warm-up.
+    `reach` is zero once x rests for good.
     """
 
     t: Int[Array, ""]
@@ -90,8 +95,11 @@ class BatchPDBOState(eqx.Module):
     reach: Float[Array, ""]
 
 
+State = BatchPDBOState | WholeState
+
+
 class BatchPDBO(Solver):
-    r"""A primal-dual penalty method without settings, for mini-batches.
+    r"""A primal-dual penalty method without settings, for mini-batches or x and y split by `shard`.
 
     It measures three units, and moves x, y and an inner estimate $\hat y$ in rounds:
 
@@ -112,12 +120,27 @@ class BatchPDBO(Solver):
     A round is judged by f at $(x, \hat y)$ on all examples, in parts. Better for sure: x rests for
     a while, so that $\hat y$ catches up, and the round counts if it is better still. Worse for
     sure: it is undone, and x moves in smaller steps. Neither: it is undone, and the multiplier
-    grows tenfold. So that stays low while it helps, and y keeps learning from f's examples. If f
-    has fewer than ten examples for each entry of x, a round has to gain a tenth of what all rounds
-    before it have: smaller gains fit the noise of the examples. The best round is returned; a run
-    ends when six rounds in a row have brought nothing.
+    grows tenfold. The best round is returned; a run ends when six rounds in a row have brought
+    nothing.
 
-    It holds seven copies of y. It is a heuristic: the certificate says how good a point is.
+    If f has fewer than ten examples for each entry of x, later gains fit the noise of the examples,
+    and an inner estimate that has learnt its own examples by heart does not tell wrong ones. Then
+    one round of y alone is all before x moves, the multiplier stays low, so that y keeps learning
+    from f's examples, and $\hat y$ follows at a tenth of the rate while x moves. x rests for good
+    after a round that gains less than a tenth of what all rounds before it have. From then on f
+    and g weigh the same, and y and $\hat y$ go on as long as that lowers f for sure.
+
+    If every batch holds all examples, and Y is free, there is no noise, and it takes implicit
+    gradients instead: y by a quasi-Newton method, the adjoint by conjugate gradients that end where
+    g does not curve upwards, x by Adam with a rate from trials, in rounds that are judged by f at
+    the inner minimum.
+
+    Without batches every step takes all of the data. It holds seven copies of y. It is a heuristic:
+    the certificate says how good a point is.
+
+    Arguments:
+        estimate: whether $\hat y$ is returned in place of y, which learns from f's examples too. So
+            it is when `solve` chooses this method for x or y split over devices.
 
     Reference: this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel
     Optimization with Multiple Inner Minima (2022) for the constraint on the inner gap, and Kingma
@@ -131,11 +154,23 @@ class BatchPDBO(Solver):
         "Optimization with Multiple Inner Minima, 2022"
     )
     needs_products = True
+    at_rest = (
+        "It is no longer improving: the last rounds brought nothing, so the best one is returned. "
+        "The certificate there is not within the tolerance; another key or start may lead to "
+        "another point."
+    )
+    stages = 2
 
-    def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> BatchPDBOState:
-        """The state before the first step; raises if the data are not in batches."""
-        if not problem.view.in_batches:
+    estimate: bool = eqx.field(static=True, default=False)
+
+    def init(
+        self, problem: Problem, x: PyTree, y: PyTree, key: Array
+    ) -> BatchPDBOState | WholeState:
+        """The state before the first step; raises if neither data nor x and y are in parts."""
+        if not (problem.in_batches or problem.splits_point):
             raise ProblemError("BatchPDBO needs mini-batches: give the data as pdbo.Batches(...).")
+        if whole.applies(problem, x, y):
+            return whole.begin(problem, x, y)
         zero, dtype = jnp.zeros((), jnp.int32), trees.dtype(x)
         place, one = Place(x, y, y), jnp.ones((), dtype)
         parts = jnp.zeros(problem.view.parts(PARTS), dtype)
@@ -158,63 +193,85 @@ class BatchPDBO(Solver):
             reach=REACH * one,
         )
 
-    def step(self, problem: Problem, state: BatchPDBOState) -> BatchPDBOState:
-        """A step of Adam on g with the rate that is tried, or a step of a round.
+    def step(self, problem: Problem, state: State) -> State:
+        """A step of Adam on g with the rate that is tried, or a step of a round."""
+        return one_step(self, problem, state)
 
-        A branch returns only what it changes: what passes through it is copied.
+    def stage(self, state: State) -> Int[Array, ""]:
+        """0 while rates are tried, 1 in a round."""
+        if isinstance(state, WholeState):
+            return 0 * state.t
+        return (state.round >= 0).astype(jnp.int32)
+
+    def walk(self, problem: Problem, state: State, stage: int) -> State:
+        """A step inside of a trial or a round.
+
+        It reads and writes every number once. Values tell whether it is sound before y is changed.
         """
-        s, trying = state, state.round < 0
-        slopes, units = lax.cond(
-            trying,
-            lambda: (_slopes_of_trial(problem, s.at), s.units),
-            lambda: _slopes_of_round(problem, s),
-        )
-        length = jnp.where(s.round == 0, ROUND // 2, jnp.where(s.checking, CHECK, ROUND))
-        length = jnp.where(trying, TRIAL, length)
-        share = (s.k + 1).astype(s.weight.dtype) / length
-        sound = _is_finite(slopes)
-        moved = self._moved(problem, s, slopes, share)
-        at, moments = trees.where(sound, moved, (s.at, s.moments))
-        small = moments._replace(mean=None, square=None)
-        s = _with(s, at=at, moments=small, units=units, t=s.t + 1, k=s.k + 1)
+        if isinstance(state, WholeState):
+            return state if stage else whole.walk(problem, state)
+        s = state
+        find = _slopes_of_round if stage else _slopes_of_trial
+        slopes, value, units = find(problem, s)
+        along = trees.dot(slopes.x, slopes.x) if stage else jnp.zeros_like(value)
+        sound = jnp.isfinite(value + along)
+        share = (s.k + 1).astype(s.weight.dtype) / self._length(s)
+        moved = self._moved(problem, s, slopes, along, share)
+        at, moments, units = trees.where(sound, (*moved, units), (s.at, s.moments, s.units))
+        k = jnp.where(sound | (stage == 0), s.k + 1, UNSOUND)
+        return _with(s, at=at, moments=moments, units=units, t=s.t + 1, k=k)
+
+    def due(self, state: State) -> Bool[Array, ""]:
+        """Whether a trial or a round is over."""
+        if isinstance(state, WholeState):
+            return whole.due(state)
+        return (state.k >= self._length(state)) | (state.k == UNSOUND)
+
+    def turn(self, problem: Problem, state: State) -> State:
+        """The end of a trial or of a round."""
+        if isinstance(state, WholeState):
+            return whole.turn(problem, state)
+        kept = state.moments
+        small = _with(state, moments=kept._replace(mean=None, square=None))
         s = lax.cond(
-            (s.k >= length) | ~(sound | trying),
-            lambda s: self._ended(problem, s, sound),
-            lambda s: s,
-            s,
+            state.round < 0,
+            lambda s: self._tried(problem, s),
+            lambda s: self._judge(problem, s),
+            small,
         )
-        moments = s.moments._replace(mean=moments.mean, square=moments.square)
-        return _with(s, moments=moments)
+        return _with(s, moments=s.moments._replace(mean=kept.mean, square=kept.square))
+
+    def _length(self, s: BatchPDBOState) -> Int[Array, ""]:
+        """The steps of this trial or round."""
+        length = jnp.where(s.round == 0, ROUND // 2, jnp.where(s.checking, CHECK, ROUND))
+        return jnp.where(s.round < 0, TRIAL, length)
 
     def _moved(
-        self, problem: Problem, s: BatchPDBOState, slopes: Place, share: Float[Array, ""]
+        self, problem: Problem, s: BatchPDBOState, slopes: Place, along: Array, share: Array
     ) -> tuple[Place, Moments]:
-        """The point after a step along these slopes, when this share of the round is over."""
+        """The point after a step along these slopes, when this share of the round is over.
+
+        `along` is the square of the length of the slope of x.
+        """
         at, old = s.at, s.moments
         count, seen = old.slopes + 1, old.seen + 1
         mean = _kept(MEAN, old.mean, slopes, old.slopes)
         both = jax.tree.map(lambda a, b: jnp.maximum(a**2, b**2), slopes.y, slopes.y_hat)
         square = _kept(SQUARE, old.square, both, old.slopes)
         size = sum(leaf.size for leaf in jax.tree.leaves(slopes.x))
-        square_x = old.square_x + trees.dot(slopes.x, slopes.x) / size
+        square_x = old.square_x + along / size
 
         rate = jnp.where(s.round < 0, _rate(s), s.units.rate * (1 - share))
         y = _adam(at.y, rate, mean.y, square, count)
-        y_hat = _adam(at.y_hat, rate, mean.y_hat, square, count)
-        rests = (s.round <= 0) | s.checking
+        few = whole.is_undetermined(problem, at.x)
+        rests = (s.round <= 0) | s.checking | (s.reach == 0)
+        behind = jnp.where(rests, 1, LAG) if few else 1
+        y_hat = _adam(at.y_hat, behind * rate, mean.y_hat, square, count)
         reach = jnp.where(rests, 0, s.reach) * jnp.maximum(1 - share / REST, 0)
         usual = jnp.sqrt(square_x / seen) * (1 - MEAN**count) + _TINY
         x = problem.x_set.project(trees.axpy(-reach * s.units.x / usual, mean.x, at.x))
         place = Place(x, problem.y_set.project(y), problem.y_set.project(y_hat))
         return place, Moments(mean, square, count, square_x, seen)
-
-    def _ended(self, problem: Problem, s: BatchPDBOState, sound: Bool[Array, ""]) -> BatchPDBOState:
-        """The end of a trial or of a round."""
-        tried, judge = (
-            (lambda s: self._tried(problem, s)),
-            (lambda s: self._judge(problem, s, sound)),
-        )
-        return lax.cond(s.round < 0, tried, judge, s)
 
     def _tried(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
         """The end of a trial; after the last one the unit of x is measured and rounds begin."""
@@ -238,56 +295,96 @@ class BatchPDBO(Solver):
             k=0 * s.k,
         )
 
-    def _judge(self, problem: Problem, s: BatchPDBOState, sound: Bool[Array, ""]) -> BatchPDBOState:
+    def _judge(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
         """The end of a round, or of one that is not finite any more."""
         values, warming = _parts(problem, s.at), s.round == 0
-        change = values - s.values
-        spread = jnp.std(change) / max(len(values) - 1, 1) ** 0.5
-        mean = jnp.where(sound & jnp.isfinite(spread), jnp.mean(change), jnp.inf)
-        gained = jnp.mean(s.first) - jnp.mean(s.values)
-        least = jnp.where(warming, 0, _share(problem, s.at.x) * gained)
-        better, worse = mean < -jnp.maximum(SURE * spread, least), ~(mean <= SURE * spread)
-        checked = better & ~warming & ~s.checking  # the inner estimate may lag behind x
-        worse = (worse & ~warming) | (s.checking & ~better)
-        accepted = (better & ~checked) | (warming & jnp.isfinite(mean))
-        best, kept = trees.where(accepted, (s.at, values), (s.best, s.values))
-        again = (warming & better & (s.warmed < WARM)) | checked
-        grown = ~(better | warming | worse)
+        v = _verdict(s, values, whole.is_undetermined(problem, s.at.x))
+        best, kept = trees.where(v.accepted, (s.at, values), (s.best, s.values))
         unit = lax.cond(
-            warming & ~again, lambda: _unit_of_x(problem, *s.at[::2]), lambda: s.units.x
+            warming & ~v.again, lambda: _unit_of_x(problem, *s.at[::2]), lambda: s.units.x
         )
+        reach = jnp.where(v.worse, s.reach / 4, s.reach)
         return _with(
             s,
-            at=trees.where(checked, s.at, best),
+            at=trees.where(v.checked, s.at, best),
             best=best,
+            moments=trees.where(s.k != UNSOUND, s.moments, s.moments.forgotten()),
             values=kept,
             first=jnp.where(warming, values, s.first),
-            round=jnp.where(again, s.round, s.round + 1),
+            round=jnp.where(v.again, s.round, s.round + 1),
             warmed=s.warmed + 1,
-            checking=checked,
+            checking=v.checked,
             k=0 * s.k,
-            idle=jnp.where(accepted, 0, jnp.where(checked, s.idle, s.idle + 1)),
+            idle=v.idle,
             units=s.units._replace(x=unit),
-            reach=jnp.where(worse, s.reach / 4, s.reach),
-            weight=jnp.where(grown, jnp.minimum(10 * s.weight, MOST), s.weight),
+            reach=jnp.where(v.enough, 0, reach),
+            weight=jnp.where(v.grown, jnp.minimum(10 * s.weight, MOST), s.weight),
         )
 
-    def output(self, state: BatchPDBOState) -> Point:
+    def output(self, state: State) -> Point:
         """The best round, before the end of the first the point reached."""
+        if isinstance(state, WholeState):
+            return whole.output(state)
         at = trees.where(state.round > 0, state.best, state.at)
-        return Point(at.x, at.y)
+        trying = state.round < 0  # the estimate rests then
+        return Point(at.x, trees.where(trying, at.y, at.y_hat) if self.estimate else at.y)
 
-    def settled(self, state: BatchPDBOState) -> Bool[Array, ""]:
+    def settled(self, state: State) -> Bool[Array, ""]:
         """Whether the last rounds brought nothing."""
+        if isinstance(state, WholeState):
+            return whole.settled(state)
         return state.idle >= PATIENCE
 
-    def calls(self, state: BatchPDBOState) -> Calls:
+    def calls(self, state: State) -> Calls:
         """One gradient of g per step of a trial, then one of f and two of g; for the unit of x one
         of g and three products. Values on all examples are not counted.
         """
+        if isinstance(state, WholeState):
+            return whole.calls(state)
         trials = jnp.minimum(state.t, RATES * TRIAL)
         walked, units = state.t - trials, (state.round > 0).astype(state.t.dtype)
         return Calls(walked, trials + 2 * walked + units, 3 * units)
+
+
+class _Verdict(NamedTuple):
+    """What follows from a round, and how many in a row have brought nothing.
+
+    Attributes:
+        accepted: it is the best so far.
+        checked: it is if it survives a while with x at rest.
+        again: the next round is of the same kind.
+        worse: x moves in smaller steps.
+        enough: x has moved enough, and rests from here on.
+        grown: the multiplier grows.
+        idle: that many.
+    """
+
+    accepted: Bool[Array, ""]
+    checked: Bool[Array, ""]
+    again: Bool[Array, ""]
+    worse: Bool[Array, ""]
+    enough: Bool[Array, ""]
+    grown: Bool[Array, ""]
+    idle: Int[Array, ""]
+
+
+def _verdict(s: BatchPDBOState, values: Float[Array, " parts"], few: bool) -> _Verdict:
+    """What follows from f's values at the end of a round; `few` examples do not determine x."""
+    change, warming, resting = values - s.values, s.round == 0, s.reach == 0
+    spread = jnp.std(change) / max(len(values) - 1, 1) ** 0.5
+    mean = jnp.where((s.k != UNSOUND) & jnp.isfinite(spread), jnp.mean(change), jnp.inf)
+    sure, worse = mean < -SURE * spread, ~(mean <= SURE * spread)
+    least = GAIN * (jnp.mean(s.first) - jnp.mean(s.values)) if few else 0
+    better = sure & ((mean < -least) | warming | resting)
+    checked = better & ~(warming | s.checking | resting)  # the inner estimate may lag behind x
+    accepted = (better & ~checked) | (warming & jnp.isfinite(mean))
+    worse = (worse & ~warming) | (s.checking & ~better)
+    again = (warming & better & (s.warmed < WARM) & (not few)) | checked
+    grown = ~(better | warming | worse) & (not few)
+    idle = jnp.where(accepted, 0, jnp.where(checked, s.idle, s.idle + 1))
+    enough = few & ~(warming | better | resting) & ((sure & ~worse) | (idle >= PATIENCE))
+    idle = jnp.where(enough, 0, jnp.where(resting & ~accepted, PATIENCE, idle))
+    return _Verdict(accepted, checked, again, worse, enough, grown, idle)
 
 
 def _with(state: BatchPDBOState, **changed: PyTree) -> BatchPDBOState:
@@ -331,25 +428,30 @@ def _measured(problem: Problem, x: PyTree, y: PyTree) -> Float[Array, ""]:
     return jnp.minimum(sizes[0] / sizes[1], sizes[1] / sizes[2])
 
 
-def _slopes_of_trial(problem: Problem, at: Place) -> Place:
-    """That of g in y; x and the inner estimate rest."""
-    y = jax.grad(problem.inner, 1)(at.x, at.y)
-    return Place(trees.zeros_like(at.x), y, trees.zeros_like(y))
+def _slopes_of_trial(problem: Problem, s: BatchPDBOState) -> tuple[Place, Array, Units]:
+    """That of g in y, with its value; x and the inner estimate rest."""
+    value, y = jax.value_and_grad(problem.inner, 1)(s.at.x, s.at.y)
+    return Place(trees.zeros_like(s.at.x), y, trees.zeros_like(y)), value, s.units
 
 
-def _slopes_of_round(problem: Problem, s: BatchPDBOState) -> tuple[Place, Units]:
-    """Those of the penalised problem, and the units, measured in the first steps."""
+def _slopes_of_round(problem: Problem, s: BatchPDBOState) -> tuple[Place, Array, Units]:
+    """Those of the penalised problem, the sum of all values, and the units.
+
+    The units are measured in the first steps.
+    """
     x, y, y_hat = s.at
-    (g_xh, g_h), (g_x, g_y) = (jax.grad(problem.inner, (0, 1))(x, v) for v in (y_hat, y))
-    f_x, f_y = jax.grad(problem.outer, (0, 1))(x, y)
+    slope = jax.value_and_grad(problem.inner, (0, 1))
+    (low, (g_xh, g_h)), (high, (g_x, g_y)) = slope(x, y_hat), slope(x, y)
+    value, (f_x, f_y) = jax.value_and_grad(problem.outer, (0, 1))(x, y)
     early = s.t < RATES * TRIAL + MEASURED
     units = s.units._replace(
         f_y=s.units.f_y + jnp.where(early, trees.dot(f_y, f_y), 0),
         g_y=s.units.g_y + jnp.where(early, trees.dot(g_y, g_y), 0),
     )
-    multiplier = _multiplier(units, s.weight)
+    multiplier = _multiplier(units, jnp.where(s.reach == 0, EVEN, s.weight))
     d_x = trees.axpy(multiplier, trees.sub(g_x, g_xh), f_x)
-    return Place(d_x, trees.axpy(1 / multiplier, f_y, g_y), g_h), units
+    slopes = Place(d_x, trees.axpy(1 / multiplier, f_y, g_y), g_h)
+    return slopes, value + low + high, units
 
 
 def _kept(share: float, mean: PyTree, new: PyTree, count: Float[Array, ""]) -> PyTree:
@@ -369,20 +471,6 @@ def _adam(
     )  # fmt: skip
 
 
-def _share(problem: Problem, x: PyTree) -> float:
-    """The share of all gains so far that a round must gain to count.
-
-    Where f's examples do not determine x, later and smaller gains fit their noise.
-    """
-    enough = EXAMPLES * sum(leaf.size for leaf in jax.tree.leaves(x))
-    return 0.0 if problem.on_all().view.parts(enough) == enough else GAIN
-
-
 def _parts(problem: Problem, at: Place) -> Float[Array, " parts"]:
     """f at the inner estimate on all examples, in parts."""
     return problem.on_all().view.parts_of_f(problem.f, at.x, at.y_hat, PARTS)
-
-
-def _is_finite(slopes: PyTree) -> Bool[Array, ""]:
-    """Whether slopes are finite; one sum tells, so that a step stays one pass over them."""
-    return jnp.isfinite(sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(slopes)))

@@ -1,5 +1,7 @@
 """The exact path as a solver."""
 
+import threading
+import weakref
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,6 +30,16 @@ class ImplicitState(NamedTuple):
     x0: PyTree
     y0: PyTree
 
+    @property
+    def point(self) -> Point:
+        """The current point; the method has no multiplier."""
+        return Point(_shaped(self.path.x, self.x0), _shaped(self.path.y, self.y0))
+
+    @property
+    def calls(self) -> Calls:
+        """On the host f and g are evaluated together."""
+        return Calls(self.path.values, self.path.values, self.path.products)
+
 
 class Implicit(Solver):
     r"""Newton's method on f along the inner minima: exact up to rounding.
@@ -44,7 +56,8 @@ class Implicit(Solver):
        are compared with what rounding explains: nothing depends on the units of f, g, x or y.
     2. **Faces.** The derivative of the projection onto Y (onto X) tells which directions are open.
        If f has a kink where the face changes, the pieces on both sides make the step.
-    3. **Saddles.** If f curves downwards, the step follows the descent; from a maximum, either way.
+    3. **Saddles.** If f curves downwards, the step follows the descent, and is measured in units of
+       x itself; from a maximum, either way.
 
     It runs on the host, around a few small compiled programs, so that the first call takes a
     fraction of a second. Beyond 500 entries of x or y there are no matrices: conjugate
@@ -100,7 +113,7 @@ class Implicit(Solver):
         if self.compiled or problem.mesh is not None or traced(problem, x, y):
             return compiled.start(x, y)
         x, y = jax.tree.map(np.asarray, (x, y))
-        path = _path(problem, x, y)
+        path = path_of(problem, x, y)
         with np.errstate(all="ignore"):
             return ImplicitState(path.start(*path.oracle.flat(x, y)), x, y)
 
@@ -117,7 +130,7 @@ class Implicit(Solver):
         """One step in x and the flat directions of y, and an inner solve."""
         if isinstance(state, CompiledState):
             return compiled.step(problem, state)
-        path = _path(problem, state.x0, state.y0)
+        path = path_of(problem, state.x0, state.y0)
         with np.errstate(all="ignore"):
             return state._replace(path=path.step(state.path))  # type: ignore
 
@@ -125,7 +138,7 @@ class Implicit(Solver):
         """The current point; the method has no multiplier."""
         if isinstance(state, CompiledState):
             return Point(state.x, state.y)
-        return Point(_shaped(state.path.x, state.x0), _shaped(state.path.y, state.y0))
+        return state.point
 
     def settled(self, state: ImplicitState | CompiledState) -> bool | Bool[Array, ""]:
         """Whether further steps would change nothing."""
@@ -134,32 +147,39 @@ class Implicit(Solver):
         return bool(state.path.status != RUNNING)
 
     def calls(self, state: ImplicitState | CompiledState) -> Calls:
-        """On the host f and g are evaluated together."""
+        """Gradients and products so far."""
         if isinstance(state, CompiledState):
             memory = state.memory
             return Calls(state.outer_gradients, memory.gradients, memory.products)
-        return Calls(state.path.values, state.path.values, state.path.products)
+        return state.calls
 
 
-class _Latest(NamedTuple):
-    """What the last step was made with."""
+class _Latest(threading.local):
+    """What this thread made its last step with; nothing once the problem is gone."""
 
-    problem: Problem
-    like: PyTree
-    path: Small | Large
+    entry: tuple[weakref.ref[Problem], PyTree, Small | Large] | None = None
 
 
-_LATEST: list[_Latest] = []
+_LATEST = _Latest()
 
 
-def _path(problem: Problem, x: PyTree, y: PyTree) -> Small | Large:
+def path_of(problem: Problem, x: PyTree, y: PyTree) -> Small | Large:
     """The method on a problem; the same as before if the problem is, with what it has prepared."""
     like = jax.tree.map(np.shape, (x, y)), jax.tree.structure((x, y))
-    if not _LATEST or _LATEST[0].problem is not problem or _LATEST[0].like != like:
-        oracle = Oracle(problem, x, y)
-        small = fits(problem, x, y) == SMALL
-        _LATEST[:] = [_Latest(problem, like, Small(oracle) if small else Large(oracle, TOL))]
-    return _LATEST[0].path
+    if _LATEST.entry is not None:
+        known, before, path = _LATEST.entry
+        if known() is problem and before == like:
+            return path
+    oracle = Oracle(problem, x, y)
+    path = Small(oracle) if fits(problem, x, y) == SMALL else Large(oracle, TOL)
+    mine = _LATEST.__dict__  # of this thread, whichever lets go of the problem
+
+    def forget(gone: weakref.ref[Problem]) -> None:
+        if (entry := mine.get("entry")) is not None and entry[0] is gone:
+            mine["entry"] = None
+
+    _LATEST.entry = weakref.ref(problem, forget), like, path
+    return path
 
 
 def part_of(solver: Solver, header: dict[str, Any]) -> Solver:

@@ -65,6 +65,7 @@ def check_functions(
                 f"{name} does not depend on y: look for .detach(), .item() or torch.no_grad()."
             )
         function.single = _single(function, structure, z, rows)
+        function.checked.add((structure, tuple(leaf.shape for leaf in z)))
     if True not in reached:
         raise ProblemError(
             "neither f nor g depends on x: look for .detach(), .item() or torch.no_grad() in them."

@@ -27,6 +27,9 @@ with warnings.catch_warnings():  # PyTorch says once that it may not write to wh
     warnings.simplefilter("ignore")
     torch.from_numpy(np.broadcast_to(np.zeros(1, np.float32), (1,)))
 
+# once 16 MB were freed glibc keeps that much: else gradients go back to the system at every step
+torch.empty(2**24, dtype=torch.uint8)
+
 
 class TorchFunction:
     """One of the two functions for one kind of x and y; JAX differentiates it.
@@ -42,6 +45,7 @@ class TorchFunction:
         self.name, self.call, self.read, self.sides = name, call, read, sides
         self.error: Exception | None = None
         self.single = ""  # why it cannot be evaluated in double, if it cannot
+        self.checked: set[tuple] = set()  # points, by structure and shapes, it was checked at
         self._slots = _slots(sides)
         self._trained = [[self._slots[f"{s.name}.{n}"] for n in s.names] for s in sides]
         self._constants: dict[torch.dtype, list[tuple[Slot, torch.Tensor]]] = {}
@@ -67,6 +71,12 @@ class TorchFunction:
 
     def at(self, call: Callable, structure: Any, z: list[torch.Tensor], data: tuple = ()) -> Any:
         """What a function of the user's returns at a point given as tensors."""
+        with self.placed(structure, z) as given:
+            return call(*given, *data)
+
+    @contextlib.contextmanager
+    def placed(self, structure: Any, z: list[torch.Tensor]) -> Iterator[list]:
+        """x and y as the user's functions take them; modules hold the tensors of the point."""
         halves = structure.children()
         count = halves[0].num_leaves
         given, slots, tensors = [], [], []
@@ -84,7 +94,7 @@ class TorchFunction:
         try:  # as `torch.func.functional_call` does, but faster
             for (held, key), tensor in zip(slots, tensors, strict=True):
                 held[key] = tensor
-            return call(*given, *data)
+            yield given
         finally:
             for (held, key), tensor in zip(slots, before, strict=True):
                 held[key] = tensor
@@ -137,14 +147,14 @@ class _At:
                 scalar = self.function.value(self.structure, point, indices)
                 out = [scalar.detach()] if value else []
                 for way in directions:
-                    slopes = gradient(scalar, point, tuple(way), True)
+                    slopes = gradient(scalar, [point[i] for i in way], again=True)
                     turned = [
                         (s * tensor_of(v, device)).sum()
                         for s, v in zip(slopes, way.values(), strict=True)
                     ]
                     scalar = sum(turned[1:], turned[0])
                 if wanted:
-                    out += gradient(scalar, point, wanted, False)
+                    out += gradient(scalar, [point[i] for i in wanted])
             return [leaf.numpy() if leaf.is_cpu else leaf.cpu().numpy() for leaf in out]
 
 
@@ -159,10 +169,9 @@ def blamed(function: TorchFunction) -> Iterator[None]:
 
 
 def gradient(
-    scalar: torch.Tensor, point: list[torch.Tensor], wanted: Sequence[int], again: bool
+    scalar: torch.Tensor, leaves: list[torch.Tensor], again: bool = False
 ) -> list[torch.Tensor]:
     """The gradient by some leaves, zeros where the scalar does not depend on them."""
-    leaves = [point[i] for i in wanted]
     if not scalar.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     found = torch.autograd.grad(scalar, leaves, create_graph=again, allow_unused=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Array, PyTree
 
+from .. import _trees as trees
 from .._checks import traced
 from .._errors import ProblemError
 from .._problem import Gradients, Problem, checked_callable
@@ -81,6 +82,7 @@ class _Bindings:
         self.made: dict[tuple, tuple[TorchFunction, TorchFunction]] = {}
         self.fit: set[tuple] = set()  # what has been checked
         self.last: tuple[TorchFunction, TorchFunction] | None = None
+        self.direct: Direct | None = None
 
     def sides(self, x0: PyTree, y0: PyTree) -> tuple[Side, Side]:
         """What x and y are; parameters by name stand for the module used last."""
@@ -169,10 +171,27 @@ class TorchProblem(Problem):
         sides = self.f.sides  # type: ignore
         return sides[0].arrays(x), sides[1].arrays(y)
 
+    def is_known(self, name: str, x: PyTree, y: PyTree) -> bool:
+        """Whether "f" or "g" was seen to return a scalar of a point's dtype."""
+        function = self.f if name == "f" else self.g
+        if self.in_batches or not isinstance(function, TorchFunction) or traced(x, y):
+            return False
+        leaves, structure = jax.tree.flatten((x, y))
+        dtype = trees.dtype((x, y))
+        seen = dtype == np.float64 or function.sides[0].dtype == torch.float32
+        if not seen or (dtype == np.float64 and function.single):
+            return False
+        return (structure, tuple(leaf.shape for leaf in leaves)) in function.checked
+
     def direct(self, x: PyTree, y: PyTree) -> Direct | None:
-        """What the exact path asks in place of JAX."""
-        known = isinstance(self.f, TorchFunction) and isinstance(self.g, TorchFunction)
-        return Direct((self.f, self.g), x, y) if known else None  # type: ignore
+        """What the exact path asks in place of JAX; the same for the whole of a run."""
+        functions = (self.f, self.g)
+        if not all(isinstance(function, TorchFunction) for function in functions):
+            return None
+        made = self.bindings
+        if made.direct is None or not made.direct.serves(functions, x, y):
+            made.direct = Direct(functions, x, y)  # type: ignore
+        return made.direct
 
     def gradients(
         self, x: PyTree, y: PyTree, start: PyTree, steps: int, step: Array, smoothing: Array
@@ -191,6 +210,7 @@ class TorchProblem(Problem):
 
     def left(self, solution: S) -> S:
         """The solution with x and y as tensors, outside of jit and vmap."""
+        self.bindings.direct = None  # its graphs are as large as f and g
         if not isinstance(self.f, TorchFunction) or traced(solution.x, solution.y):
             return solution
         x, y = self.f.sides

@@ -35,56 +35,49 @@ class Round:
         self.f, self.g = functions
         self.structure, self.steps, self.rows = structure, steps, rows
         self.count = structure.children()[0].num_leaves  # leaves of x
-        self.every = range(structure.num_leaves)
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """What `Gradients` holds, flat, from x, y, step, smoothing, indices and a start, if any."""
-        total, device = len(self.every), self.f.sides[0].device
+        total, device = self.structure.num_leaves, self.f.sides[0].device
         step, smoothing = map(float, arrays[total : total + 2])
-        rest = arrays[total + 2 :]
-        of_f, of_g, start = (
-            rest[: self.rows],
-            rest[self.rows : 2 * self.rows],
-            rest[2 * self.rows :],
-        )
+        rest, n = arrays[total + 2 :], self.rows
+        of_f, of_g, start = rest[:n], rest[n : 2 * n], rest[2 * n :]
         with LOCK:
             point = [tensor_of(a, device).requires_grad_() for a in arrays[:total]]
-            with blamed(self.g):
-                g, slopes = self._at(self.g, point, of_g, self.every)
-                x = [leaf.detach() for leaf in point[: self.count]]
+            begin = [tensor_of(a, device) for a in start] or point[self.count :]
+            x = [leaf.detach() for leaf in point[: self.count]]
+            y = [leaf.detach().clone().requires_grad_() for leaf in begin]
+            with self.g.placed(self.structure, point) as given:
+                g, slopes = _pass(self.g, given, of_g, point)
+                _, own = _pass(self.f, given, of_f, point)
+            with self.g.placed(self.structure, [*x, *y]) as given:
                 known = None if start else slopes[self.count :]
-                begin = [tensor_of(a, device) for a in start] or point[self.count :]
-                y = self._descended(x, begin, known, of_g, step, step * smoothing)
-                for leaf in x:
-                    leaf.requires_grad_()
-                least, of_x = self._at(self.g, [*x, *y], of_g, range(self.count))
-            with blamed(self.f):
-                _, own = self._at(self.f, point, of_f, self.every)
+                for _ in range(self.steps):
+                    _move(y, known or _pass(self.g, given, of_g, y)[1], step, smoothing)
+                    known = None
+                for leaf in (*x, *y):
+                    leaf.requires_grad_(not leaf.requires_grad)
+                least, of_x = _pass(self.g, given, of_g, x)
             out = [g, *slopes, *y, least, *of_x, *own]
-            return [leaf.detach().cpu().numpy() for leaf in out]
+            return [leaf.numpy(force=True) for leaf in out]
 
-    def _at(
-        self, function: TorchFunction, point: Tensors, rows: Sequence, wanted: Sequence[int]
-    ) -> tuple[torch.Tensor, Tensors]:
-        """A value, and the gradient by some leaves."""
-        value = function.value(self.structure, point, rows)
-        return value, gradient(value, point, wanted, False)
 
-    def _descended(
-        self, x: Tensors, begin: Tensors, known: Tensors | None, rows: Sequence, step: float,
-        decay: float,
-    ) -> Tensors:  # fmt: skip
-        """y after the inner steps; the slope at their start may be known."""
-        y, wanted = [leaf.detach().clone() for leaf in begin], self.every[self.count :]
-        for _ in range(self.steps):
-            for leaf in y:
-                leaf.requires_grad_()
-            slopes = known or self._at(self.g, [*x, *y], rows, wanted)[1]
-            known = None
-            with torch.no_grad():
-                torch._foreach_add_(y, y, alpha=-decay)  # type: ignore  # faster than a product
-                torch._foreach_add_(y, slopes, alpha=-step)  # type: ignore
-        return [leaf.detach() for leaf in y]
+def _pass(
+    function: TorchFunction, given: list, rows: Sequence[np.ndarray], leaves: Tensors
+) -> tuple[torch.Tensor, Tensors]:
+    """A value, and the gradient by some leaves."""
+    with blamed(function):
+        data = function.read(rows, leaves[0].dtype, leaves[0].device)
+        value = function.call(*given, *data)
+        return value.detach(), gradient(value, leaves)
+
+
+def _move(y: Tensors, slopes: Tensors, step: float, smoothing: float) -> None:
+    """One inner step, in place."""
+    with torch.no_grad():
+        for leaf, slope in zip(y, slopes, strict=True):
+            leaf.add_(leaf, alpha=-step * smoothing)  # faster than a product
+            leaf.add_(slope, alpha=-step)
 
 
 def round_of(

@@ -248,9 +248,10 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
     note = "<p>A quick run: smaller than the full one.</p>" if quick else ""
     note += "".join(f"<p>{html.escape(n)}: too small to judge its claims by.</p>" for n in small)
     note += "".join(f'<p class="damaged">Left out: {html.escape(d)}</p>' for d in damaged)
+    tally = f"<b>{held}</b> of <b>{count}</b> claims held, <b>{count - held}</b> did not."
+    tally = f'<p class="tally">{tally}</p>' if count else ""
     return (
-        f'<section id="summary"><h2>Claims</h2><p class="tally"><b>{held}</b> of '
-        f"<b>{count}</b> claims held, <b>{count - held}</b> did not.</p>{note}"
+        f'<section id="summary"><h2>Claims</h2>{tally}{note}'
         f'<div class="scroll"><table><tbody>{"".join(rows)}</tbody></table></div>'
         f"{failed}<p>A claim holds if its number meets the threshold shown. All claims are listed "
         "with their numbers below.</p></section>"
@@ -260,11 +261,13 @@ def _summary(sections: Sequence[Section], damaged: Sequence[str]) -> str:
 def _verdict(section: Section, damaged: Sequence[str]) -> str:
     """The head of the page of a user's own problem: whether it is solved."""
     note = "".join(f'<p class="damaged">Left out: {html.escape(d)}</p>' for d in damaged)
+    words = section.record.settings.get("in words", "")
+    words = f"<p>{html.escape(words)}</p>" if words else ""
     for claim in section.record.claims:  # there is one, unless it was made by hand
         word = "Solved" if claim.held else "Not certified"
         note = (
             f'<p class="tally"><b>{word}</b>: eps is {_number(claim.value)}, the tolerance '
-            f"{_number(claim.bound)}.</p>{note}"
+            f"{_number(claim.bound)}.</p>{words}{note}"
         )
     return f'<section id="summary">{note}</section>'
 

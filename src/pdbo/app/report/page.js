@@ -15,7 +15,7 @@ function make(tag, attributes = {}, ...children) {
 function show(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2);
+  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replace(/\.?0*e\+?/, "e"); // 1.50e+5 is 1.5e5
   return String(Number(value.toPrecision(4)));
 }
 
