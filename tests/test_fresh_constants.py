@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pdbo
-from pdbo._fresh_constants import with_fresh_constants
+from pdbo._fresh_constants import as_it_is_now, with_fresh_constants
 
 CENTER = np.array([3.0, -4.0])
 OTHER = CENTER.copy()
@@ -55,6 +55,19 @@ def test_certificate_is_in_double_precision(name, x32):
 def test_functions_without_arrays_are_themselves():
     for function in (lambda x, y: x + y, jax.jit(lambda x: x), np.sum, 3):
         assert with_fresh_constants(function) is function
+
+
+total, squash = jnp.sum, jax.nn.softplus
+labels = {"one": 1.0, 2: 2.0, None: np.ones(3)}
+
+
+def test_functions_of_jax_and_dicts_without_an_order_are_no_obstacle():
+    function = lambda x, y: total((squash(y) - x) ** 2)
+    assert with_fresh_constants(function) is as_it_is_now(function) is function
+    other = lambda x, y: total((y - labels[None]) ** 2) + x**2
+    assert as_it_is_now(other) is other
+    labels[None][0] = 5.0
+    assert as_it_is_now(other) is not other  # compiled again
 
 
 def test_a_function_over_copies_is_made_once():

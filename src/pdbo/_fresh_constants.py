@@ -13,6 +13,7 @@ import numpy as np
 _Function = TypeVar("_Function", bound=Callable)
 
 MOST_BYTES = 2**24  # of an array whose content is looked at: larger ones are told by identity
+_SEALED = ("jax", "jaxlib", "numpy")  # packages whose functions reach nothing of the user's
 
 _MADE: WeakKeyDictionary = WeakKeyDictionary()  # what was made of a function, by that function
 _SEEN: WeakKeyDictionary = WeakKeyDictionary()  # by function: what it reached, and a copy or None
@@ -37,6 +38,8 @@ def with_fresh_constants(function: _Function) -> _Function:
 def _fresh(value: Any, seen: dict[int, object]) -> Any:
     if isinstance(value, np.ndarray):
         return seen.setdefault(id(value), value.copy())
+    if _is_sealed(value):
+        return value
     if isinstance(value, functools.partial):
         old = [value.func, *value.args, *value.keywords.values()]
         func, *rest = new = [_fresh(part, seen) for part in old]
@@ -98,8 +101,10 @@ def _reached(value: object, seen: set[int]) -> Iterator[tuple[Any, ...]]:
         yield ("jax", id(value))
     elif isinstance(value, bool | int | float | complex | str | np.generic):
         yield (type(value), repr(value))
+    elif _is_sealed(value):
+        return
     elif isinstance(value, list | tuple | dict):
-        leaves = jax.tree.leaves(value)
+        leaves = [*_leaves(value)]
         if all(isinstance(leaf, float | np.ndarray | jax.Array) for leaf in leaves):
             for leaf in leaves:
                 yield from _reached(leaf, seen)
@@ -115,6 +120,21 @@ def _reached(value: object, seen: set[int]) -> Iterator[tuple[Any, ...]]:
         given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for part in (*used, *contents, *given):
             yield from _reached(part, seen)
+
+
+def _is_sealed(value: object) -> bool:
+    """Whether a value is a function of JAX's or NumPy's."""
+    module = getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in _SEALED
+
+
+def _leaves(tree: object) -> Iterator[object]:
+    """The leaves of lists, tuples and dicts; a dict's keys need no order, unlike in JAX."""
+    if isinstance(tree, dict | list | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(part)
+    elif tree is not None:
+        yield tree
 
 
 def _told(array: np.ndarray) -> tuple[Any, ...]:
