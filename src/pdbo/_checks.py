@@ -1,8 +1,11 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
 import functools
+import os
 import pickle
 import random
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeGuard
@@ -16,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._errors import ProblemError, StartProjected, brief, warn
+from ._errors import OWN, ProblemError, StartProjected, brief, package, warn
 from ._mesh import put
 from ._programs import Program
 
@@ -322,7 +325,8 @@ def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
         out = eqx.filter_eval_shape(call, x, y)
     except Exception as error:  # whatever the user's function raised
         raise ProblemError(
-            f"{name} cannot be evaluated at (x0, y0){_hint(error, x, y)}: {brief(error)}."
+            f"{name} cannot be evaluated at (x0, y0){_hint(error, x, y)}: {brief(error)}"
+            f"{_line(error)}."
         ) from error
     if _generators() != before:
         raise ProblemError(
@@ -330,6 +334,18 @@ def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
             "before and pass them in data=."
         )
     return out
+
+
+def _line(error: BaseException) -> str:
+    """Where in the user's files an error arose, in brackets; empty if it did not."""
+    paths = sysconfig.get_paths()
+    others = tuple(paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
+    own = [
+        f"{frame.f_code.co_filename.replace(os.sep, '/').rpartition('/')[2]}, line {number}"
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if package(frame) not in OWN and not frame.f_code.co_filename.startswith(others)
+    ]
+    return f" ({own[-1]})" if own else ""
 
 
 def _generators() -> bytes:
@@ -352,7 +368,7 @@ def _check_indices(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
             if "out of bounds" in str(error):
                 raise ProblemError(
                     f"{name} reads past the end of x or y, where JAX would return the last entry: "
-                    f"{brief(error)}."
+                    f"{brief(error)}{_line(error)}."
                 ) from error
         except Exception:
             return  # what works with JAX's arrays alone
@@ -361,6 +377,10 @@ def _check_indices(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
 def _check_value(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
     out = _evaluated(name, call, x, y)
     _check_indices(name, call, x, y)
+    if isinstance(out, int | float):
+        raise ProblemError(
+            f"{name} is the constant {out!r}: it depends on neither x nor y; add 0 * x if it is to."
+        )
     if not hasattr(out, "shape") or out.shape != ():
         got = type(out).__name__
         if hasattr(out, "shape"):

@@ -281,7 +281,8 @@ def enter_on_host(start: Start) -> tuple[PyTree, PyTree]:
     flat = oracle.flat(x, y)
     inside = (oracle.project_x(flat[0]), oracle.project_y(flat[1]))
     ulps = 8 * float(np.finfo(start.coarse or np.float64).eps)
-    apart = [float(np.linalg.norm(a - b)) for a, b in zip(flat, inside, strict=True)]
+    with np.errstate(invalid="ignore"):  # infinite starts are refused below
+        apart = [float(np.linalg.norm(a - b)) for a, b in zip(flat, inside, strict=True)]
     far = [d if d > ulps * np.linalg.norm(a) else 0.0 for d, a in zip(apart, flat, strict=True)]
     values = oracle.values(*inside)
     report_point(far, (values.f, values.g))

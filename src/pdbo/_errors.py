@@ -6,7 +6,7 @@ import types
 import warnings
 from typing import Any
 
-_OWN = ("pdbo", "contextlib", "equinox")  # packages that a call of the user's passes through
+OWN = ("pdbo", "contextlib", "equinox")  # packages that a call of the user's passes through
 
 
 class RESULTS(enum.IntEnum):
@@ -88,12 +88,13 @@ def brief(error: BaseException) -> str:
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that led here, however deep the library is in its own."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _package(frame) in _OWN:
+    while frame.f_back is not None and package(frame) in OWN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
-def _package(frame: types.FrameType) -> str:
+def package(frame: types.FrameType) -> str:
+    """The package that a frame's code belongs to."""
     return frame.f_globals.get("__name__", "").partition(".")[0]
 
 

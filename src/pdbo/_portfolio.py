@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from . import _trees as trees
 from ._batches import Pooled
 from ._certificate import Certificate
 from ._checks import traced
@@ -497,6 +498,9 @@ class Portfolio:
         note = "" if found.facts is None else self._no_minimum(run, found.facts, rows["f"][0])
         if certificate.eps <= self.tol and not note:
             code = RESULTS.success
+        elif not note and found.facts is not None and found.facts.longest >= 0:
+            name = trees.entry((("x", run.point.x), ("y", run.point.y)), found.facts.longest)
+            note = f"The longest step left is that of {name}."
         outcome = outcome_at(run, certificate, np.int32(code), note)
         return solution_at(run, outcome, path.f, path.g, rows, int(run.step))
 

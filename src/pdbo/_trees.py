@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import jax
@@ -110,6 +111,17 @@ def _is_near(leaf: "Array") -> bool:
 def dtype(a: PyTree) -> np.dtype:
     """The dtype of the first leaf; checked points have the same in all leaves."""
     return jax.tree.leaves(a)[0].dtype
+
+
+def entry(named: Iterable[tuple[str, PyTree]], index: int) -> str:
+    """The name of an entry of named pytrees, counted through all of their leaves."""
+    for name, tree in named:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if index < np.size(leaf):
+                at = ", ".join(map(str, np.unravel_index(index, np.shape(leaf))))
+                return f"{name}{jax.tree_util.keystr(path)}" + (f"[{at}]" if at else "")
+            index -= np.size(leaf)
+    raise IndexError(index)
 
 
 FEW = 8  # entries of an array that are printed one by one

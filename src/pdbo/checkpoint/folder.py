@@ -54,7 +54,6 @@ class Folder:
             if not _locked(self.lock):
                 self.lock.seek(0)
                 owner = self.lock.read(200).strip() or "another process"
-                self.lock.close()
                 raise CheckpointError(
                     f"{self.path} is in use by {owner}: two runs cannot share a checkpoint folder."
                 )
@@ -63,7 +62,10 @@ class Folder:
             self.lock.flush()
             for leftover in self.path.glob(".step-*"):  # a run was killed while writing
                 leftover.unlink()
-        except OSError as error:
+        except BaseException as error:
+            self.__exit__()
+            if not isinstance(error, OSError):
+                raise
             raise CheckpointError(f"{self.path} cannot be written to: {error.strerror}.") from None
         return self
 

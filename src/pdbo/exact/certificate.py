@@ -52,6 +52,7 @@ class Facts(NamedTuple):
             to first order where a bound holds x.
         kinks: with a nonsmooth term, how many entries of y are open, and how far the others are
             from leaving their kinks.
+        longest: the entry of x, and y after it, whose step is the longest; -1 if it is not known.
     """
 
     inner_left: float
@@ -70,6 +71,7 @@ class Facts(NamedTuple):
     tie_left: float = 0.0
     jump: bool = False
     kinks: tuple[int, float] | None = None
+    longest: int = -1
 
     @property
     def eps(self) -> float:
@@ -88,13 +90,16 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     outside = max(_apart(x, oracle.project_x(x)), _apart(y, oracle.project_y(y)))
     inner = Curvature(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
-    inner_left = max(_left(step.shift, y, _units(inner, x, y, values)), outside)
+    inner_steps = _left(step.shift, y, _units(inner, x, y, values))
+    inner_left = max(_longest(inner_steps), outside)
     smooth = inner.spectrum.finite and not step.flat and not inner.spectrum.negative
     if not smooth or rough(oracle, x, y, values, inner):
         return None
     reduced = reduce(oracle, x, y, values, inner)
     move = newton(reduced, x, 1.0)
-    outer_left = _outer_left(oracle, x, y, reduced, move)
+    outer_steps = _outer_left(oracle, x, y, reduced, move)
+    outer_left = max(_longest(outer_steps), float(move.endless and not move.both))
+    steps = np.maximum(outer_steps, np.append(np.zeros(oracle.nx), inner_steps))
     here = Minimum(y, values, inner, True, step.shift, 0)
     jump = False
     if inner_left <= tol and not oracle.free_y and oracle.nx <= KINKED:
@@ -102,19 +107,8 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
             outer_left = min(outer_left, step_left(oracle, x, here))
         elif falls_beside(oracle, x, here):
             outer_left, jump = 1.0, True
-    tie_left = 0.0
-    if inner_left <= tol and oracle.quadratic_g:  # g is convex: there is no other valley
-        gap, gap_left, valleys, radius = 0.0, 0.0, 1, np.inf
-    elif inner_left <= tol and elsewhere:
-        gap, gap_left, tie_left, valleys, radius = _elsewhere(oracle, x, y, values)
-    elif inner_left > tol and elsewhere and not oracle.bounded_y:
-        gap, gap_left, valleys, radius = (
-            *_runaway(oracle, x, y, values, float(np.linalg.norm(step.shift))),
-            1,
-            0.0,
-        )
-    else:
-        gap, gap_left, valleys, radius = 0.0, 0.0, 1, 0.0
+    others = _others(oracle, x, y, values, step.shift, inner_left <= tol, elsewhere)
+    gap, gap_left, tie_left, valleys, radius = others
     half = 0.5 * abs(float(step.shift @ inner.H @ step.shift))
     everywhere = inner.everywhere
     return Facts(
@@ -134,7 +128,22 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
         tie_left=tie_left,
         jump=jump,
         kinks=_kinks(oracle, x, y, values),
+        longest=int(np.argmax(steps)) if max(inner_left, outer_left) > tol and not jump else -1,
     )
+
+
+def _others(
+    oracle: Oracle, x: Vector, y: Vector, values: Values, shift: Vector, met: bool, elsewhere: bool
+) -> tuple[float, float, float, int, float]:
+    """What `_elsewhere` returns, if there is a need to look; `met` is whether y is a minimum."""
+    if met and oracle.quadratic_g:  # g is convex: there is no other valley
+        return 0.0, 0.0, 0.0, 1, np.inf
+    if met and elsewhere:
+        return _elsewhere(oracle, x, y, values)
+    if elsewhere and not met and not oracle.bounded_y:
+        gap, left = _runaway(oracle, x, y, values, float(np.linalg.norm(shift)))
+        return gap, left, 0.0, 1, 0.0
+    return 0.0, 0.0, 0.0, 1, 0.0
 
 
 def rough(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> bool:
@@ -204,28 +213,27 @@ def _units(inner: Curvature, x: Vector, y: Vector, values: Values) -> _Units:
     return _Units(diagonal, energy(diagonal, terms(inner, x, np.abs(y), values)))
 
 
-def _left(shift: Vector, z: Vector, units: _Units) -> float:
+def _left(shift: Vector, z: Vector, units: _Units) -> Vector:
     """A step relative to z, entry by entry, or by energy where that is larger."""
-    plain = float(np.max(np.abs(shift) / sizes_of(z), initial=0.0))
+    plain = np.abs(shift) / sizes_of(z)
     if not units.energy > 0:
         return plain
-    share = np.sqrt(units.curvature / units.energy) * np.abs(shift)
-    return max(plain, float(np.max(share, initial=0.0)))
+    return np.maximum(plain, np.sqrt(units.curvature / units.energy) * np.abs(shift))
 
 
-def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced, move: Move) -> float:
-    """The step left to a solution, in x and in the flat directions of y."""
+def _longest(steps: Vector) -> float:
+    return float(np.max(steps, initial=0.0))
+
+
+def _outer_left(oracle: Oracle, x: Vector, y: Vector, reduced: Reduced, move: Move) -> Vector:
+    """The steps left to a solution, in x and in the flat directions of y."""
     nx = oracle.nx
     diagonal = np.abs(np.diag(reduced.B))
     if move.both:  # a saddle: the curvature says so
-        return 0.0
+        return np.zeros(nx + y.size)
     units = _Units(diagonal[:nx], energy(diagonal, reduced.terms))
     along_y = reduced.tangent[nx:, nx:] @ move.shift[nx:]
-    left = max(
-        _left(move.shift[:nx], x, units),
-        float(np.max(np.abs(along_y) / sizes_of(y), initial=0.0)),
-    )
-    return max(left, 1.0) if move.endless else left
+    return np.append(_left(move.shift[:nx], x, units), np.abs(along_y) / sizes_of(y))
 
 
 def _elsewhere(
