@@ -10,7 +10,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-_SHIM = "https://unpkg.com/iframe-worker/shim"  # the offline plugin would fetch this
+_SHIM = re.compile(r'https://[^"\s]*/iframe-worker/shim')  # the offline plugin would fetch this
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
@@ -29,9 +29,9 @@ def _mathml(match: re.Match[str]) -> str:
 
 def on_post_page(output: str, page: Any, **_: object) -> str:
     """Replace the script from the network by the site's own."""
-    return output.replace(_SHIM, "../" * page.url.count("/") + "scripts/worker.js")
+    return _SHIM.sub("../" * page.url.count("/") + "scripts/worker.js", output)
 
 
 def on_post_template(output_content: str, **_: object) -> str:
     """Do the same on the page for missing pages."""
-    return output_content.replace(_SHIM, "/scripts/worker.js")
+    return _SHIM.sub("/scripts/worker.js", output_content)
