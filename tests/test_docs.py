@@ -107,6 +107,7 @@ def written_by_mlflow(space):
 
 def written_by_wandb(space):
     """Those values of f that stand among the numbers of the file that `wandb sync` uploads."""
+    space["wandb"].teardown()  # waits until the file is written
     (file,) = pathlib.Path("wandb").glob("offline-run-*/*.wandb")
     numbers = [float(n) for n in re.findall(rb"\d+\.?\d*(?:e[+-]?\d+)?", file.read_bytes())]
     f = space["sol"].history["f"].tolist()
