@@ -488,7 +488,7 @@ def test_scores_count_what_stays_solved_on_both_sides_of_f_star():
     np.testing.assert_allclose(score["gap"][4], 2e-4)
 
 
-def test_scoreboard(monkeypatch, tmp_path):
+def test_scoreboard(monkeypatch, tmp_path, capsys):
     import pdbo
 
     module = load("problems")
@@ -511,6 +511,11 @@ def test_scoreboard(monkeypatch, tmp_path):
     claims = {c.sentence: c.held for c in record.claims}
     assert claims["multistart from 16 starts solves nearly every problem."]
     records.write(tmp_path, record)
+    cli._say_scores(tmp_path)  # as the command does for a solver of one's own
+    _, header, *board = capsys.readouterr().out.splitlines()
+    assert header.split() == ["solver", "all", "many", "minima", "at", "any", "time"]
+    first, *_ = (re.split("  +", line) for line in board)
+    assert len(board) == 3 and first[:2] == ["AutoPDBO", f"{100 * near.mean():.0f}"]
     report.build(tmp_path)
     assert "mb-3.18" in (tmp_path / "index.html").read_text()
     (figure,) = module.figures(record)

@@ -187,3 +187,26 @@ def test_derivatives_of_solve_are_refused():
 
     with pytest.raises(pdbo.ProblemError, match=r"pass it in data=.*pdbo.inner_solution"):
         jax.grad(closed_over)(1.0)
+
+
+def test_an_uncertified_run_names_the_entry_with_the_longest_step():
+    """f falls for ever along x['b'][0, 1], ever less; everything else has a minimum."""
+    f = lambda x, y: jnp.sum((y - 1) ** 2) + 1 / (1 + x["b"][0, 1] ** 2)
+    g = lambda x, y: 0.5 * jnp.sum((y - x["a"]) ** 2)
+    start = {"a": np.zeros(60), "b": np.ones((1, 2))}
+    sol = pdbo.solve(pdbo.Problem(f, g), start, np.zeros(60), throw=False)
+    assert not sol.ok
+    assert sol.note == "The longest step left is that of x['b'][0, 1]."
+
+
+def test_an_error_names_the_line_of_the_user():
+    def helper(y):
+        return jnp.sum(y) + undefined  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+    line = helper.__code__.co_firstlineno + 1
+    problem = pdbo.Problem(lambda x, y: helper(y), lambda x, y: jnp.sum((y - x) ** 2))
+    with pytest.raises(pdbo.ProblemError, match=rf"defined \(test_failures.py, line {line}\)\.$"):
+        pdbo.solve(problem, 1.0, np.ones(3))
+    constant = pdbo.Problem(lambda x, y: 5.0, lambda x, y: jnp.sum((y - x) ** 2))
+    with pytest.raises(pdbo.ProblemError, match=r"f is the constant 5\.0"):
+        pdbo.solve(constant, 1.0, np.ones(3))

@@ -57,9 +57,9 @@ _TEXTS = {
     ),
     RESULTS.settled: (
         "The solver came to rest at a point that the certificate does not accept within the "
-        "tolerance. Likely causes: (a) the tolerance is below what float32 allows, (b) several "
-        "inner minimisers are active at the solution, (c) no solution exists; other starts "
-        "(multistart) or a looser tol may help."
+        "tolerance. Likely causes: (a) f or g has a kink there (abs, max, a norm), (b) several "
+        "inner minimisers are active at the solution, (c) the tolerance is below what float32 "
+        "allows, (d) no solution exists; other starts (multistart) or a looser tol may help."
     ),
     RESULTS.interrupted: (
         "The run was still going on when this was saved; the call that started it, with the same "

@@ -236,8 +236,20 @@ def reproduce(
         raise Interrupted(cause, again) from None
     for failure in failures:
         complain(failure, FAILED)
+    if own is not None:
+        _say_scores(out)
     damaged = _report(out) if len(failures) < len(wanted) else OK
     return FAILED if failures else damaged
+
+
+def _say_scores(out: pathlib.Path) -> None:
+    """Print the scoreboard, if it was measured; the page has more."""
+    from ..experiments.problems import scores
+    from .runner import finished
+
+    record = finished(out, "problems")
+    if record is not None:
+        say(scores(record))
 
 
 @app.command("list", epilog=EXIT_CODES)

@@ -433,6 +433,23 @@ def figures(record: Record) -> list[Figure]:
     return [Figure("problems", caption, panels)]
 
 
+def scores(record: Record) -> str:
+    """The scoreboard as text, best first."""
+    from .._show import table
+
+    found = sorted(solvers(record), key=lambda s: -share(record, s))
+    columns = {
+        "all": ("all", "solved"),
+        MANY: (MANY, "solved"),
+        "at any time": ("all", "on_the_way"),
+    }
+    shares = {
+        title: [f"{share(record, s, *which):.0f}" for s in found]
+        for title, which in columns.items()
+    }
+    return "Runs solved, in per cent:\n" + table({"solver": found} | shares)
+
+
 def tables(record: Record) -> list[Table]:
     """The scoreboard, and the problems one by one."""
     names = record.settings["problems"]
