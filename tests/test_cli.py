@@ -243,7 +243,7 @@ def test_an_interrupted_run_is_resumed(quick_run, tmp_path, capsys):
         rest = running.stderr.read()
     assert running.returncode == 130
     assert "Traceback" not in rest
-    assert "carry on with: pdbo reproduce toy paths --quick --seed 0" in rest
+    assert f"carry on with: pdbo reproduce toy paths --quick --out {out} --resume" in rest
     assert sorted(p.name for p in out.iterdir()) == ["toy"]
     before = (out / "toy" / "times.json").read_bytes()
 

@@ -229,11 +229,7 @@ def reproduce(
     try:
         failures = reproduce(wanted, seed, quick, out, data, debug, extra)
     except (KeyboardInterrupt, Terminated) as cause:
-        options = f"{' --quick' if quick else ''} --seed {seed} --out {shlex.quote(str(out))}"
-        options += f" --data {shlex.quote(str(data))}" if data else ""
-        options += f" --solver {shlex.quote(solver)}" if solver else ""
-        again = " ".join(["pdbo reproduce", *(names or [])]) + f"{options} --resume"
-        raise Interrupted(cause, again) from None
+        raise Interrupted(cause, _again()) from None
     for failure in failures:
         complain(failure, FAILED)
     if own is not None:
