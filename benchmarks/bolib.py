@@ -53,7 +53,7 @@ def measure(entry: CoupledEntry) -> dict[str, Any]:
         if how == "solve":
             solution = pdbo.solve(entry.problem, *entry.start, throw=False)
         else:
-            solution = pdbo.multistart(entry.problem, *entry.start, starts=STARTS)
+            solution = pdbo.multistart(entry.problem, *entry.start, starts=STARTS, throw=False)
         taken = {
             "cpu": round(cpu_seconds() - began, 2),
             "wall": round(time.perf_counter() - clock, 2),

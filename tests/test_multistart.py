@@ -52,3 +52,16 @@ def test_bad_input(changes, match):
     call = dict(problem=cases.toy(), x0s=2.0, y0s=jnp.ones(2)) | changes
     with pytest.raises(pdbo.ProblemError, match=match):
         pdbo.multistart(**call)
+
+
+def test_failures_raise_or_return_their_code():
+    """f falls for ever; and a start that is not usable."""
+    endless = pdbo.Problem(lambda x, y: -(x**2) - y**2, lambda x, y: (y - x) ** 2)
+    exact = pdbo.solvers.Implicit()
+    found = pdbo.multistart(endless, 1.0, 1.0, exact, starts=2, throw=False)
+    assert found.result is R.diverged and np.shape(found.all.f) == (2,)
+    with pytest.raises(pdbo.SolveError) as caught:
+        pdbo.multistart(endless, 1.0, 1.0, exact, starts=2)
+    assert caught.value.solution.result is R.diverged
+    wrong = pdbo.multistart(endless, "x", 1.0, starts=2, throw=False)
+    assert wrong.result is R.bad_problem and "must be a number or an array" in wrong.message

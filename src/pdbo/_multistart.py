@@ -15,15 +15,15 @@ from ._certificate import Certificate
 from ._certify import certify
 from ._checks import check_point, is_number, whole_number
 from ._driver import chosen
-from ._errors import RESULTS, ProblemError
+from ._errors import RESULTS, ProblemError, SolveError
 from ._mesh import everywhere
 from ._options import Options
-from ._portfolio import Portfolio, applies, begin_exact
+from ._portfolio import Portfolio, applies, begin_exact, ran_away
 from ._precision import Start, as_lifted, returned, session
 from ._problem import Problem, check_problem
 from ._programs import Program
 from ._solution import Solution
-from ._solve import solve
+from ._solve import no_solution, solve
 from ._solver import Solver
 from ._verdict import SOUND, final
 from .exact.points import kronecker
@@ -61,6 +61,7 @@ def multistart(
     tol: float = 1e-4,
     every: int = 100,
     key: Array | None = None,
+    throw: bool = True,
 ) -> BestOf:
     """Solve from many starts at once and return the best solution; `.all` holds every one.
 
@@ -77,12 +78,32 @@ def multistart(
             y0 for y unless given, at least 1.
         steps, tol, every: as in `solve`, for each start.
         key: a PRNG key for the spread and for solvers that draw random numbers.
+        throw: whether failures raise an exception that carries the solution, or return their code:
+            a problem or start that is not usable, or no run that ended soundly.
     """
+    options = Options(steps=steps, tol=tol, every=every, key=key)
+    try:
+        best = _best_of_many(problem, x0s, y0s, solver, starts, radius, options)
+    except ProblemError as error:
+        error.solution = error.solution or _as_best(no_solution(x0s, y0s, str(error)))
+        if throw:
+            raise
+        return error.solution
+    if throw and best.result not in SOUND:
+        raise SolveError(best.message, best)
+    return best
+
+
+def _best_of_many(
+    problem: Problem, x0s: PyTree, y0s: PyTree, solver: Solver | None, starts: int | None,
+    radius: ArrayLike | None, options: Options,
+) -> BestOf:  # fmt: skip
     from ._resolve import with_answer  # most sessions do without it
 
     check_problem(problem)
     solver = chosen(solver, problem)
-    options = Options(steps=steps, tol=tol, every=every, key=key)
+    tol, steps, every = float(np.asarray(options.tolerance)), options.steps, options.every
+    assert every is not None
     try:
         x0, y0 = jax.tree.map(lambda v: v if starts is not None else v[0], (x0s, y0s))
     except (TypeError, IndexError):  # no batch of starts, as is said below
@@ -100,8 +121,8 @@ def multistart(
             batch = _one_by_one(start.problem, x0s, y0s, solver, keys, options)
         if batch is None:
             batch = _batch(start.problem, x0s, y0s, solver, keys, tol, steps, every)
-        best = _best(start.problem, batch, float(tol))
-    return problem.left(with_answer(returned(best), problem, tol))
+        best = _best(start.problem, batch, tol)
+    return problem.left(with_answer(returned(best), problem, float(tol)))  # type: ignore
 
 
 def _coupled(
@@ -125,9 +146,7 @@ def _coupled(
         return flat / model.length
 
     found = multistart_coupled(start, solver, options, points)
-    best = found.best
-    fields = {field.name: getattr(best, field.name) for field in dataclasses.fields(best)}
-    return returned(BestOf(**fields, all=stacked(found.all), index=found.start))
+    return returned(_as_best(found.best, stacked(found.all), found.start))
 
 
 def _starts(
@@ -177,7 +196,8 @@ def _exact_batch(
             return None
         if found.certificate is None:
             found = found._replace(certificate=NOT_MEASURED)
-        ends.append(path.solution(found))
+        code = RESULTS.diverged if ran_away(found.run) else RESULTS.settled
+        ends.append(path.solution(found, code))
         if ends[-1].ok and found.f < lowest:
             lowest, best = found.f, (path, found)
     alone = best is not None and best[0].alone(best[0].judged(best[1].run))
@@ -252,7 +272,8 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
     best: Solution = jax.tree.map(
         lambda leaf: leaf[index] if hasattr(leaf, "dtype") else leaf, batch
     )
-    certificate = certify(problem, best.x, best.y, best.multiplier)
+    multiplier = best.multiplier if np.isfinite(best.multiplier) else None  # not measured
+    certificate = certify(problem, best.x, best.y, multiplier)
     rows = np.asarray(best.history["step"]) >= 0
     ended = final(code[index], bool(certificate.eps <= tol))
     best = dataclasses.replace(
@@ -260,6 +281,11 @@ def _best(problem: Problem, batch: Solution, tol: float) -> BestOf:
         history={name: np.asarray(column)[rows] for name, column in best.history.items()},
         steps=int(best.steps),
     )
+    return _as_best(best, batch, index)
+
+
+def _as_best(best: Solution, batch: Solution | None = None, index: int = 0) -> BestOf:
+    """A solution as the best one of a batch."""
     fields = {field.name: getattr(best, field.name) for field in dataclasses.fields(best)}
     return BestOf(**fields, all=batch, index=index)
 

@@ -185,7 +185,7 @@ class Portfolio:
         first = self.walk(run, until, keep=not searching)
         if self.search is not None and searching:
             return self._best(first, self._searched(self.search, first.run, until))
-        if _size(first.run) > RUNAWAY * float(run.scale):
+        if ran_away(first.run):
             return self.solution(first, RESULTS.diverged)
         if self.stopped or self.options.late:
             return self.solution(first, RESULTS.stopped)
@@ -217,7 +217,7 @@ class Portfolio:
                 self._record(run)
             if keep:
                 self._keep(run)
-            if _size(run) > RUNAWAY * float(run.scale):
+            if ran_away(run):
                 self._record(run)
                 return Found(run, None, None)
         self._record(run)
@@ -521,6 +521,11 @@ def _beside(oracle: Oracle, x: np.ndarray, share: float) -> list[np.ndarray]:
 def _on_host(solution: Solution) -> bool:
     """Whether a solution is one of the exact path."""
     return solution.state is not None and solution.state.solver.on_host
+
+
+def ran_away(run: State) -> bool:
+    """Whether a run on the exact path went far beyond its start."""
+    return _size(run) > RUNAWAY * float(run.scale)
 
 
 def _size(run: State) -> float:

@@ -89,7 +89,7 @@ def solve(
     try:
         return _entered(Start(problem, x0, y0, _state(state, x0, y0)), solver, options)
     except ProblemError as error:
-        error.solution = error.solution or _no_solution(x0, y0, str(error))
+        error.solution = error.solution or no_solution(x0, y0, str(error))
         if throw:
             raise
         return error.solution
@@ -126,9 +126,9 @@ def _state(state: object, x0: PyTree, y0: PyTree) -> State | None:
     return state
 
 
-def _no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
-    nan = float("nan")
-    code = np.int32(RESULTS.bad_problem)
+def no_solution(x0: PyTree, y0: PyTree, why: str) -> Solution:
+    """What is returned if the problem or its start is not usable."""
+    nan, code = float("nan"), np.int32(RESULTS.bad_problem)
     return Solution(x0, y0, nan, nan, Outcome(nan, None, code, why), {}, None, 0)
 
 

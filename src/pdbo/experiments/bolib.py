@@ -186,7 +186,9 @@ def run(seed: int, quick: bool, track: Track = iter) -> Results:
                 solution = pdbo.solve(entry.problem, *entry.start, throw=False)
             else:
                 key = jax.random.key(seed)
-                solution = pdbo.multistart(entry.problem, *entry.start, starts=starts, key=key)
+                solution = pdbo.multistart(
+                    entry.problem, *entry.start, starts=starts, key=key, throw=False
+                )
             x, y, certified = solution.x, solution.y, bool(solution.ok)
             rows = solution.history
             if rows:  # it has none if the problem was refused
