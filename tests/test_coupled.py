@@ -185,6 +185,37 @@ def test_what_the_certificate_refuses():
     assert off.inner_gap < 1e-6 and off.feasibility < 1e-9 and off.stationarity > 1e-2
 
 
+def test_a_row_that_is_active_everywhere_without_a_multiplier():
+    """y = x, and nothing else, is the answer. The gradients of the conditions depend on each other,
+    and no single combination of them with the right signs gives that of f at its minimum 1/2."""
+    meets = Problem(
+        lambda x, y: (x - 1) ** 2 + y**2, lambda x, y: (y - x) ** 2, inner_constraint=capacity
+    )
+    found = pdbo.solve(meets, 1, 1)  # whole numbers
+    np.testing.assert_allclose([found.x, found.y], [0.5, 0.5], atol=1e-6)
+    assert found.ok and found.certificate.biactive == 1
+    assert pdbo.certify(meets, 0.4, 0.4).stationarity > 1e-2
+
+
+def test_a_kink_is_certified_if_f_rises_on_both_sides():
+    """y = max(x, 0): f = a x + b y has the slope a to the left of 0, and a + b to the right."""
+    for a, b in ((-1.0, 2.0), (-1.0, 0.5), (1.0, 0.5), (1.0, -2.0)):
+        problem = Problem(
+            lambda x, y, a=a, b=b: a * x + b * y, lambda x, y: (y - x) ** 2,
+            inner_constraint=lambda x, y: -y,
+        )  # fmt: skip
+        certificate = pdbo.certify(problem, 0.0, 0.0)
+        assert certificate.biactive == 1
+        assert (certificate.eps < 1e-6) == (a <= 0 <= a + b)
+
+
+def test_a_start_outside_its_set_is_projected_with_a_warning():
+    boxed = Problem(TUG.f, TUG.g, x_set=Box(0.0, 1.0), inner_constraint=capacity)
+    with pytest.warns(pdbo.errors.StartProjected, match="x0 lies outside x_set"):
+        assert pdbo.solve(boxed, 5.0, 0.0).ok
+    assert pdbo.certify(boxed, 5.0, 2.0).feasibility > 0.1
+
+
 def capacity_root(x, y):
     return jnp.stack([y**2 - x, y - 1])
 

@@ -14,6 +14,7 @@ from pdbo import RESULTS, Box, Equal, NonNegative, Problem, ProblemError, _coupl
 from pdbo.coupled import follower, large_certificate, reduced
 from pdbo.coupled.follower import Answer, begun
 from pdbo.coupled.oracle import Oracle
+from pdbo.coupled.ordering import SMALL, Ordering
 from pdbo.coupled.pattern import Pattern, entries
 from pdbo.coupled.reduced import Leader
 from pdbo.linear import SparseMatrix
@@ -283,17 +284,48 @@ def test_a_follower_is_convex_if_rows_are_affine_and_g_bends_up_everywhere():
 
 
 def test_systems_of_rows_of_any_size():
-    n, b = follower.SMALL + 1, np.random.default_rng(0).standard_normal(follower.SMALL + 1)
+    n, b = SMALL + 1, np.random.default_rng(0).standard_normal(SMALL + 1)
     chain = sparse.diags_array(
         [-np.ones(n - 1), 3 * np.ones(n), -np.ones(n - 1)], offsets=[-1, 0, 1]
     )
     chain = sparse.csc_array(chain)
     np.testing.assert_allclose(
-        follower._definite(chain)(b), np.linalg.solve(chain.toarray(), b), rtol=1e-10
+        Ordering().definite(chain)(b), np.linalg.solve(chain.toarray(), b), rtol=1e-10
     )
     saddle = np.array([[1.0, 2.0], [2.0, 1.0]])  # rounding may make a matrix so
-    found = follower._definite(sparse.csc_array(saddle))(b[:2])
+    found = Ordering().definite(sparse.csc_array(saddle))(b[:2])
     np.testing.assert_allclose(found, np.linalg.solve(saddle, b[:2]), rtol=1e-8)
+
+
+def test_an_elimination_order_is_used_again_where_it_fits():
+    rng, ordering = np.random.default_rng(0), Ordering()
+    A = sparse.random_array((60, 60), density=0.05, rng=rng, data_sampler=rng.standard_normal)
+    for shift in (9.0, 5.0, 7.0):
+        matrix = sparse.csc_array(A + A.T + sparse.diags_array(shift + rng.random(60)))
+        solve, pivots = ordering.symmetric(matrix)
+        b = rng.standard_normal(60)
+        np.testing.assert_allclose(solve(b), np.linalg.solve(matrix.toarray(), b), rtol=1e-9)
+        assert np.sum(pivots > 0) == np.sum(np.linalg.eigvalsh(matrix.toarray()) > 0)
+    other = sparse.csc_array(
+        sparse.diags_array([np.full(59, 1.0), np.full(60, 4.0)], offsets=[1, 0])
+    )
+    other = sparse.csc_array(other + other.T)
+    solve, _ = ordering.symmetric(other)  # entries elsewhere
+    np.testing.assert_allclose(solve(b), np.linalg.solve(other.toarray(), b), rtol=1e-9)
+
+
+def test_the_answer_is_exact_where_y_is_still_inside():
+    """y is that of the barrier at which the certificate held; the answer is min(2, x)."""
+    found = pdbo.solve(CAPACITIES, np.array([0.5, 1.5]), np.ones(N), tol=1e-2)
+    known = np.minimum(2.0, found.x[KIND])
+    assert np.max(np.abs(found.y_resolved - known)) < 1e-6 < np.max(np.abs(found.y - known))
+
+
+def test_a_start_outside_its_set_is_projected_with_a_warning():
+    far = np.array([0.5, 9.0])
+    with pytest.warns(pdbo.errors.StartProjected, match="x0 lies outside x_set"):
+        assert pdbo.solve(CAPACITIES, far, np.ones(N)).ok
+    assert pdbo.certify(CAPACITIES, far, np.full(N, 0.5)).feasibility > 0.1
 
 
 def test_a_step_that_lowers_nothing_becomes_short(monkeypatch):

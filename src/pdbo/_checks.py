@@ -152,18 +152,23 @@ def check_point(
 
 def report_point(apart: Sequence[SupportsFloat], found: Sequence[SupportsFloat]) -> None:
     """Warn of a start outside its sets; raise a ProblemError if f or g is not finite there."""
+    report_outside(apart)
+    for name, value in zip("fg", found, strict=True):
+        if not np.isfinite(float(value)):
+            raise ProblemError(
+                f"{name} is {float(value)} at the point (x0, y0); choose one where both functions "
+                "are finite."
+            )
+
+
+def report_outside(apart: Sequence[SupportsFloat]) -> None:
+    """Warn of a start outside its sets."""
     for name, distance in zip("xy", apart, strict=True):
         if float(distance) > 0:
             warn(
                 f"{name}0 lies outside {name}_set (distance {float(distance):.3g}); "
                 "its projection is used instead.",
                 StartProjected,
-            )
-    for name, value in zip("fg", found, strict=True):
-        if not np.isfinite(float(value)):
-            raise ProblemError(
-                f"{name} is {float(value)} at the point (x0, y0); choose one where both functions "
-                "are finite."
             )
 
 

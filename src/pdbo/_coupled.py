@@ -90,7 +90,7 @@ def certify_coupled(given: Start, solver: Solver) -> Certificate:
             from ._coupled_large import certify_large  # few problems are
 
             return certify_large(start.problem, start.x, start.y)
-        model = model_of(start.problem, start.x, start.y, start.coarse is None)
+        model = model_of(start.problem, start.x, start.y, start.coarse is None, told=False)
         x, y = np.split(model.start, [model.nx])
         return _facts(model, x, y, None)[0].certificate
 
@@ -128,8 +128,10 @@ def _check_options(given: Start, solver: Solver, options: Options) -> None:
         raise ProblemError("a problem with constraints cannot be solved under jit or vmap.")
 
 
-def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Model:
-    """The model of a problem, checked."""
+def model_of(
+    problem: Problem, x0: PyTree, y0: PyTree, check: bool = True, told: bool = True
+) -> Model:
+    """The model of a problem, checked; with a warning of a start that is outside its sets."""
     x, y = point_arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
@@ -144,7 +146,7 @@ def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Mo
         )
     model = Model(problem, x, y)
     first = model.all_rows(model.start[None])[0]
-    report_point((0, 0), first[:2])
+    report_point(_apart(model, first) if told else (0, 0), first[:2])
     slopes = model.sampled_slopes()
     for which, kinds, part in (
         ("outer", (2, 3), slice(None)),
@@ -154,6 +156,19 @@ def model_of(problem: Problem, x0: PyTree, y0: PyTree, check: bool = True) -> Mo
             own = np.flatnonzero(np.isin(model.kind, kinds))[model.own[which]]
             check_rows(which, first[own], ~model.finite[own], bool(np.any(slopes[own][:, part])))
     return model
+
+
+def _apart(model: Model, rows: np.ndarray) -> tuple[float, float]:
+    """How far the start is beyond the rows of x_set and of y_set, unless float32 rounds it."""
+    near = 1e-6 * (1 + float(np.max(np.abs(model.start))))
+    out = []
+    for which, below, zero in (("outer", 2, 3), ("inner", 4, 5)):
+        own, kind = ~model.own[which], model.kind[np.isin(model.kind, (below, zero))]
+        of_set = rows[np.isin(model.kind, (below, zero))][own]
+        off = np.where(kind[own] == zero, np.abs(of_set), np.maximum(of_set, 0.0))
+        most = float(np.max(np.nan_to_num(off, neginf=0.0), initial=0.0))
+        out.append(most if most > near else 0.0)
+    return out[0], out[1]
 
 
 class _At(NamedTuple):

@@ -1,5 +1,6 @@
 """Large problems with constraints as the doors run them: a sparse follower, or gradients alone."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -7,13 +8,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._certificate import Certificate
-from ._checks import check_rows, point_arrays, report_point
+from ._checks import check_rows, point_arrays, report_outside, report_point
 from ._errors import RESULTS, ProblemError
 from ._history import COLUMNS, History
 from ._options import Options
 from ._precision import is_double
-from ._problem import Problem, constraint_rows, values
+from ._problem import Problem
 from ._progress import Progress
+from ._solution import Answer as Known
 from ._solution import Outcome, Solution
 from .coupled.certificate import Facts
 from .coupled.follower import Answer, answer, begun
@@ -21,8 +23,8 @@ from .coupled.large import Step, answer_again, inner_gap
 from .coupled.large import descend as descend_by_gradients
 from .coupled.large_certificate import convex, look
 from .coupled.model import shaped
-from .coupled.oracle import Oracle
-from .coupled.reduced import FIRST, SHRINK, Leader, Point, descend
+from .coupled.oracle import Oracle, flat, seen_at
+from .coupled.reduced import FIRST, SHRINK, Leader, Point, Vector, descend
 
 STEPS = 200  # those of x, unless said otherwise
 SMALL, LAST = 1e-4, 1e-9  # barriers from and down to which `certify` looks at a point
@@ -35,7 +37,7 @@ BY_GRADIENTS = "the second derivatives of g are not sparse: gradients alone cert
 
 def solve_large(problem: Problem, x0: PyTree, y0: PyTree, options: Options) -> Solution:
     """The solution from one start."""
-    x, y = _checked(problem, x0, y0)
+    x, y = _checked(problem, x0, y0, told=True)
     if options.checkpoint is not None:
         raise ProblemError("checkpoint cannot be used with constraints of this size.")
     oracle = _oracle(problem, x, y)
@@ -46,16 +48,19 @@ def solve_large(problem: Problem, x0: PyTree, y0: PyTree, options: Options) -> S
 
 def certify_large(problem: Problem, x0: PyTree, y0: PyTree) -> Certificate:
     """The certificate of a point: of the follower's answer to x, and how far y is from it."""
-    oracle = _oracle(problem, *_checked(problem, x0, y0))
+    inside = _checked(problem, x0, y0)
+    oracle, off = _oracle(problem, *inside), max(map(_distance, (x0, y0), inside))
     if oracle is None:
         raise ProblemError(f"a problem of this size cannot be certified if {BY_GRADIENTS}")
     leader, (x, y), best = Leader(oracle, *oracle.bounds()), oracle.start, None
-    for mu, at in _answers(oracle):
+    for mu, at in _answers(oracle, x, begun(oracle, x, y), FIRST):
         here = leader.point(x, at, mu) if mu < 2 * SMALL else None
         if here is not None:
             facts = look(leader, here)
             apart = float(np.linalg.norm(y - at.y) / max(float(np.linalg.norm(y)), 1e-300))
-            facts = facts._replace(residual=max(facts.residual, apart))
+            facts = facts._replace(
+                residual=max(facts.residual, apart), feasibility=max(facts.feasibility, off)
+            )
             best = facts if best is None or facts.eps < best.eps else best
     if best is None or not convex(oracle, x, at):  # type: ignore
         raise ProblemError(
@@ -70,31 +75,53 @@ def answer_large(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, floa
     x, y = _checked(problem, x0, y0)
     oracle = _oracle(problem, x, y)
     if oracle is not None:
-        *_, (_, at) = _answers(oracle)
+        *_, (_, at) = _answers(oracle, oracle.start[0], begun(oracle, *oracle.start), FIRST)
         y = y if at.lost else oracle.point(oracle.start[0], at.y)[1]
-    return y, float(problem.outer(x, y))
+    return y, float(seen_at(problem, x, y).f)
 
 
-def _answers(oracle: Oracle) -> Iterator[tuple[float, Answer]]:
-    """Ever smaller barriers, and the follower's answer to the oracle's x under each."""
-    at, mu = begun(oracle, *oracle.start), FIRST
+def _answers(oracle: Oracle, x: Vector, at: Answer, mu: float) -> Iterator[tuple[float, Answer]]:
+    """Ever smaller barriers, and the follower's answer to x under each."""
     while mu > 0.5 * LAST:
-        at, _ = answer(oracle, oracle.start[0], at, mu)
+        at, _ = answer(oracle, x, at, mu)
         yield mu, at
         mu *= SHRINK
 
 
-def _checked(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
+def _known(problem: Problem, oracle: Oracle, here: Point) -> Known:
+    """The follower's answer to the x of a point, for the smallest barrier that has one, and f."""
+    mu = float(np.max(here.at.m * here.at.s / oracle.share, initial=LAST))
+    at = here.at
+    for _, new in _answers(oracle, here.x, here.at, max(SHRINK * mu, LAST)):
+        if new.lost:
+            break
+        at = new
+    x, y, *_ = oracle.solution(here.x, at)
+    return Known(y, np.float64(seen_at(problem, x, y).f))
+
+
+def _checked(problem: Problem, x0: PyTree, y0: PyTree, told: bool = False) -> tuple[PyTree, PyTree]:
+    """The start as arrays, projected on its sets, with a warning if it is to be told."""
     x, y = point_arrays(x0, y0)
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
-    return problem.x_set.project(x), problem.y_set.project(y)
+    inside = problem.x_set.project(x), problem.y_set.project(y)
+    if told:
+        report_outside([_distance(*pair) for pair in zip((x, y), inside, strict=True)])
+    return inside
+
+
+def _distance(there: PyTree, here: PyTree) -> float:
+    """How far apart points are, relative to 1 + their size; zero for what float32 rounds."""
+    a, b = flat(there, ()), flat(here, ())
+    apart = float(np.linalg.norm(a - b) / (1 + np.linalg.norm(a)))
+    return apart if apart > 1e-6 else 0.0
 
 
 def _oracle(problem: Problem, x: PyTree, y: PyTree) -> Oracle | None:
     """The problem if the follower's matrices are sparse."""
-    f, g = values(problem, x, y)
-    report_point((0, 0), (float(f), float(g)))
+    seen = seen_at(problem, x, y)
+    report_point((0, 0), (float(seen.f), float(seen.g)))
     for which in ("outer", "inner"):
         if getattr(problem, f"{which}_constraint") is not None:
             check_rows(which, *_looked_at(problem, which, x, y))
@@ -109,10 +136,11 @@ def _looked_at(
     rng = np.random.default_rng(0)
 
     def rows(x: PyTree, y: PyTree) -> np.ndarray:
-        return np.concatenate(constraint_rows(problem.constraint(which, x, y)))
+        return np.concatenate(getattr(seen_at(problem, x, y), which))
 
-    def moved(leaf: jax.Array) -> jax.Array:
-        return leaf + (1 + abs(leaf)) * rng.uniform(-1, 1, leaf.shape)
+    def moved(leaf: jax.Array) -> np.ndarray:
+        old = np.asarray(leaf)
+        return old + ((1 + abs(old)) * rng.uniform(-1, 1, old.shape)).astype(old.dtype)
 
     here = rows(x, y)
     absent, depends = here == -np.inf, False
@@ -174,7 +202,8 @@ def _by_newton(problem: Problem, oracle: Oracle, options: Options) -> Solution:
         code = RESULTS.stopped
     elif told.number >= most:
         code = RESULTS.max_steps
-    return _ended(problem, facts, code, note, told, *oracle.solution(here.x, here.at))
+    ended = _ended(problem, facts, code, note, told, *oracle.solution(here.x, here.at))
+    return dataclasses.replace(ended, answer=_known(problem, oracle, here))
 
 
 def _without_answer(problem: Problem, oracle: Oracle, told: _Told) -> Solution:
@@ -205,11 +234,9 @@ def _ended(
     tree = None
     if problem.inner_constraint is not None:
         tree = shaped(problem, x, y, below, zero)
-    f, g = values(problem, x, y)
+    f, g, *_ = seen_at(problem, x, y)
     x, y = (jax.tree.map(np.asarray, part) for part in (x, y))
-    return Solution(
-        x, y, np.asarray(f), np.asarray(g), ended, rows, None, told.number, inner_multipliers=tree
-    )
+    return Solution(x, y, f, g, ended, rows, None, told.number, inner_multipliers=tree)
 
 
 def _by_gradients(problem: Problem, x: PyTree, y: PyTree, options: Options) -> Solution:

@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 FEW = 3000  # numbers in the arguments, up to which a program is compiled quickly
 QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+INSTANT = QUICK | {"xla_backend_optimization_level": 0}  # a third of that time, but slower loops
 
 
 class Program:
@@ -60,7 +61,7 @@ def _are_few(tree: Any) -> bool:
 def _has_quick() -> bool:
     """Whether this version of XLA has these options."""
     try:
-        jax.jit(lambda: np.float32(0), compiler_options=QUICK)()
+        jax.jit(lambda: np.float32(0), compiler_options=INSTANT)()
     except Exception:
         return False
     return True

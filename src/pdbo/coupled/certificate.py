@@ -7,10 +7,12 @@ its change over such a length around the point. The residuals are
 2. the inner gap g(x, y) - v, v from inner solves of its own; well below zero y gains by violating a
    row, so that its absolute value counts;
 3. the inner optimality conditions, with multipliers by non-negative least squares on active rows;
-4. strong stationarity of the bilevel program: the gradient of f is a combination of the gradients
-   of the inner optimality conditions (free), active rows (with a sign where their inner multiplier
-   is zero) and, for every other inner minimum w as low as y, of the switch between the two,
-   $(\nabla_x L(x, w) - \nabla_x g(x, y), -\nabla_y g(x, y))$ (with a sign).
+4. stationarity of the bilevel program, strong if that holds: the gradient of f is a combination of
+   the gradients of the inner optimality conditions (free), active rows (with a sign where their
+   inner multiplier is zero) and, for every other inner minimum w as low as y, of the switch between
+   the two, $(\nabla_x L(x, w) - \nabla_x g(x, y), -\nabla_y g(x, y))$ (with a sign). Where a row
+   and its inner multiplier are both zero, either may become positive: there may be no combination
+   at a local solution, but there is one for every branch.
 
 A row counts as active if it is nearly zero, so that multipliers times what it is off by, the
 complementarity of both levels, is a fifth.
@@ -20,6 +22,7 @@ stationarity, optimality, and sensitivity (2000).
 """
 
 import contextlib
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +38,7 @@ ACTIVE = 1e-4  # a row this close to zero is active
 STRONG = 1e-4  # an inner multiplier above this is positive
 AROUND = 0.1  # the neighbourhood in which rows are measured, in sizes of x and y
 NEIGHBOURS = 32
+BRANCHES = 6  # the most rows that are zero with their inner multipliers, for a look at all branches
 TIES = 6  # the most other inner minima that are used
 MET = 1e-7  # how well inner rows are met by inner solves ...
 UNSTABLE = 1e-4  # ... and by how much, times the inner multipliers, the inner value may be off
@@ -248,7 +252,7 @@ def _switches(frame: _Frame, minima: Points) -> list[Vector]:
 
 
 def _stationarity(frame: _Frame, m: Vector, turns: list[Vector]) -> tuple[float, float, float, int]:
-    """Strong stationarity, complementarity, weak stationarity, and the number of biactive rows."""
+    """Stationarity, complementarity, weak stationarity, and the number of biactive rows."""
     n, nx = frame.model.n, frame.model.nx
     inner = frame.active(frame.R, (4, 5))
     outer = frame.active(frame.R, (2, 3))
@@ -275,9 +279,21 @@ def _stationarity(frame: _Frame, m: Vector, turns: list[Vector]) -> tuple[float,
     A, b = np.concatenate(columns, axis=1), np.concatenate([frame.J[0], np.zeros(count)])
     if not (np.all(np.isfinite(A)) and np.all(np.isfinite(b))):
         return np.inf, np.inf, np.inf, len(both)
-    w, strong = fit(A, b, np.concatenate(free))
     slack = [np.zeros(len(conditions.T)), frame.R[outer], frame.R[inner], m[inner][both]]
-    off = float(np.abs(w[: A.shape[1] - len(turns)]) @ np.abs(np.concatenate(slack)))
-    free[2], free[3] = np.ones(count, bool), np.ones(len(both), bool)
-    _, weak = fit(A, b, np.concatenate(free))
+    slack = np.abs(np.concatenate([*slack, np.zeros(len(turns))]))
+
+    def fitted(rows: np.ndarray, corners: np.ndarray) -> tuple[float, float]:
+        """What is left with these columns free, and complementarity."""
+        w, left = fit(A, b, np.concatenate([*free[:2], rows, corners, free[4]]))
+        return left, float(np.abs(w) @ slack)
+
+    strong, off = fitted(*free[2:4])
+    weak, _ = fitted(np.ones(count, bool), np.ones(len(both), bool))
+    if max(strong, off) > ACTIVE and weak < 0.5 * strong and len(both) <= BRANCHES:
+        ends = []
+        for held in itertools.product((False, True), repeat=len(both)):
+            rows, corners = positive.copy(), ~np.array(held)
+            rows[both] = held  # these are zero, and the multipliers of the others
+            ends.append(fitted(rows, corners))
+        strong, off = min((strong, off), tuple(np.max(ends, axis=0)), key=max)
     return strong, off, min(weak, strong), len(both)

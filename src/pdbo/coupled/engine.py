@@ -37,15 +37,17 @@ FIRST = 3  # ... so many of them first, the others if the last of these is the b
 FIRST_BARRIER, LAST_BARRIER = 0.1, 1e-9
 FIRST_PENALTY, LAST_PENALTY = 10.0, 1e7
 SHRINK = 0.25  # of the barrier, and of the violation if the penalty is to stay
-EAGER = 0.25  # the power of the barrier by which it shrinks if a program is eager
+EAGER = 0.25  # the power of the barrier by which it shrinks if a program is eager ...
+READY = 3, 1e-4  # ... or a stage has taken so few steps with such a barrier
 SHORT_OF = 0.995  # of the way to a bound
 SMALL = 1e-7  # the gradient of a stage that has ended
 BAND = 1e4  # how far the bounds' multipliers may be from barrier / distance, as a factor
 MOST = 1e8  # the largest multiplier
 LATE = 6  # the most stages with the last barrier ...
 ENOUGH = 1  # ... and after how many one ends the run that meets all rows, or gets no closer
-LONGER = 1.75  # times as many steps as half of the lanes need are the most
+LONGER = 1.4  # times as many steps as half of the lanes need are the most
 NEAR = 1e-4  # rows that are off by less, with such a barrier, are nearly met
+MET = 1e-8  # rows that are off by less are met as far as rounding allows
 AWAY = 1e12  # an unknown of this size has run away
 FLOOR = 1e-11  # added to every diagonal
 
@@ -292,13 +294,14 @@ def _step(
     excess = np.maximum(d - t, -s.at.below / s.at.penalty[:, None])
     violation = np.max(np.concatenate([np.abs(c), excess], axis=1), axis=1, initial=0.0)
     worse = violation > np.maximum(SHRINK * s.violation, 1e-9)
-    fast = small & program.eager
+    fast = small & (program.eager | ((s.inside <= READY[0]) & (s.barrier <= READY[1])))
     barrier = np.where(fast, np.minimum(SHRINK, s.barrier**EAGER), SHRINK) * s.barrier
     barrier = np.where(done, np.maximum(barrier, LAST_BARRIER), s.barrier)
     last = s.barrier <= LAST_BARRIER
     late = s.late + (done & last)
     met = violation <= 1e-9
     ended = done & last & ((met & (small | ~good)) | ((late > ENOUGH) & (met | worse)))
+    ended |= last & ~good & (violation <= MET)  # all is rounding
     room = bounds.room(z)
     near = barrier[:, None] / room
     return State(

@@ -20,13 +20,10 @@ Vanderbei, Symmetric quasidefinite matrices (1995).
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse as sparse
 from jaxtyping import Float
-from scipy.sparse.linalg import splu
 
 from .oracle import Oracle
-from .pattern import Sparse
 
 Vector = Float[np.ndarray, " n"]
 
@@ -36,13 +33,11 @@ SHORT_OF = 0.995  # of the way to a bound
 CLOSE = 1e-2  # the residuals of an answer, in barriers
 FLOOR = 1e-10  # the smallest residual that is asked for
 ROUNDED = 1e-6  # residuals below this may be rounding ...
-STALLED = 5  # ... if so many steps do not halve them
+STALLED = 5  # ... if so many steps do not halve them, as they are if these are full Newton steps
+HOPELESS = 20  # if so many steps of any length do not halve them there is no answer
 LOST = 10.0  # times what was asked for: such an answer is none
 TINY = 1e-10  # added to the diagonal of K, with the sign of the block
-ROUNDING = 1e-13  # added to the diagonal of a definite matrix, relative
 SHIFTS = (0.0, 1e-6, 1e-4, 1e-2, 1.0, 1e2)  # added to H until K has the right signs
-DENSE = 0.1  # a matrix with more entries than this part is factored as a dense one
-SMALL = 100  # or if it has up to so many rows
 
 
 class Answer(NamedTuple):
@@ -64,7 +59,7 @@ class Factors:
     """K at a point, factored."""
 
     def __init__(self, oracle: Oracle, x: Vector, at: Answer):
-        self.J, self.E, self.J1, self.J2 = oracle.rows_at(x, at.y)
+        self.rows, self._ordering = oracle.rows_at(x, at.y), oracle.ordering
         self.H, self.one = oracle.hessian_at(x, at.y, at.m, at.u), oracle.bound
         self.thin = at.s / at.m
         self.convex = True
@@ -75,74 +70,51 @@ class Factors:
 
     def _factor(self, shift: float) -> bool:
         """Factor K with a shift of H; whether it has the signs of a minimum."""
-        n, thick = self.J.shape[1], 1 / self.thin[self.one]
-        bounds = np.asarray(self.J1.power(2).T @ thick).ravel()
-        rows: Sparse = sparse.vstack([self.J2, self.E]).tocsr()
-        low = np.concatenate([self.thin[~self.one], np.zeros(self.E.shape[0])]) + TINY
-        diagonal = self.H.diagonal() + bounds + shift
+        rows, n = self.rows, self.H.shape[0]
+        bounds, along = rows.weighed(1 / self.thin[self.one]), self.H.diagonal()
+        low = np.concatenate([self.thin[~self.one], np.zeros(rows.E.shape[0])]) + TINY
+        diagonal = along + bounds + shift
         free = diagonal == 0  # entries that rows alone hold
         diagonal = diagonal + TINY
-        self._rows, self._split = rows, self.J2.shape[0]
-        if self.H.nnz == np.count_nonzero(self.H.diagonal()) and not np.any(free):
+        if self.H.nnz == np.count_nonzero(along) and not np.any(free):
             if not np.all(diagonal > 0):
                 return False
             self._diagonal = diagonal
-            S = (rows @ sparse.diags_array(1 / diagonal) @ rows.T).tocsc() + sparse.diags_array(low)
-            self._solve = _definite(S) if rows.shape[0] else np.copy
+            S = rows.others @ sparse.diags_array(1 / diagonal) @ rows.othersT
+            S = S.tocsc() + sparse.diags_array(low)
+            self._solve = self._ordering.definite(S) if len(low) else np.copy
             return True
         self._diagonal = None
-        whole = self.H + sparse.diags_array(bounds + shift + TINY)
-        K = sparse.block_array([[whole, rows.T], [rows, -sparse.diags_array(low)]]).tocsc()
-        factor = _symmetric(K)
-        self._solve = factor.solve
-        signs = factor.U.diagonal()
-        return bool(np.array_equal(factor.perm_r, factor.perm_c) and np.sum(signs > 0) == n)
+        K = rows.saddle(self.H, bounds + shift + TINY, low)
+        self._solve, pivots = self._ordering.symmetric(K)
+        return pivots is not None and int(np.sum(pivots > 0)) == n
 
     def solve(self, ry: Vector, rm: Vector, ru: Vector) -> tuple[Vector, Vector, Vector]:
         """K (v, w, t) = (ry, rm, ru), refined once."""
-        out = self._once(ry, rm, ru)
-        for _ in range(1):
-            v, w, t = out
-            left = (
-                ry - (self.H @ v + self.J.T @ w + self.E.T @ t),
-                rm - (self.J @ v - self.thin * w),
-                ru - self.E @ v,
-            )
-            fix = self._once(*left)
-            out = tuple(a + b for a, b in zip(out, fix, strict=True))
-        return out  # type: ignore
+        v, w, t = self._once(ry, rm, ru)
+        rows = self.rows
+        fix = self._once(
+            ry - (self.H @ v + rows.JT @ w + rows.ET @ t),
+            rm - (rows.J @ v - self.thin * w),
+            ru - rows.E @ v,
+        )
+        return v + fix[0], w + fix[1], t + fix[2]
 
     def _once(self, ry: Vector, rm: Vector, ru: Vector) -> tuple[Vector, Vector, Vector]:
-        one, thin = self.one, self.thin
-        top = ry + self.J1.T @ (rm[one] / thin[one])
+        one, thin, rows = self.one, self.thin, self.rows
+        top = ry + rows.boundsT @ (rm[one] / thin[one])
         tail = np.concatenate([rm[~one], ru])
         if self._diagonal is None:
             v, low = np.split(self._solve(np.concatenate([top, tail])), [len(top)])
         else:
             v = top / self._diagonal
-            low = self._solve(self._rows @ v - tail)
-            v = v - (self._rows.T @ low) / self._diagonal
+            low = self._solve(rows.others @ v - tail)
+            v = v - (rows.othersT @ low) / self._diagonal
         w = np.empty_like(rm)
-        w[one] = (self.J1 @ v - rm[one]) / thin[one]
-        w[~one] = low[: self._split]
-        return v, w, low[self._split :]
-
-
-def _symmetric(K: Sparse):
-    options = {"SymmetricMode": True}
-    return splu(K, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
-
-
-def _definite(S: Sparse):
-    """Solutions with a positive definite matrix, or nearly so: rows may depend on each other."""
-    S = S + sparse.diags_array(ROUNDING * S.diagonal())
-    if S.shape[0] <= SMALL or S.nnz > DENSE * S.shape[0] ** 2:
-        try:
-            factor = scipy.linalg.cho_factor(S.toarray(), lower=True, check_finite=False)
-        except scipy.linalg.LinAlgError:
-            return _symmetric(sparse.csc_array(S)).solve
-        return lambda b: scipy.linalg.cho_solve(factor, b, check_finite=False)
-    return _symmetric(sparse.csc_array(S)).solve
+        w[one] = (rows.bounds @ v - rm[one]) / thin[one]
+        split = len(low) - len(ru)
+        w[~one] = low[:split]
+        return v, w, low[split:]
 
 
 def begun(oracle: Oracle, x: Vector, y: Vector) -> Answer:
@@ -156,12 +128,14 @@ def answer(oracle: Oracle, x: Vector, start: Answer, mu: float) -> tuple[Answer,
     """The answer at x for a barrier, from one nearby, and K there."""
     at, goal = start, max(CLOSE * mu, FLOOR)
     r, K = _residuals(oracle, x, at, mu), Factors(oracle, x, at)
-    lowest, stalled = np.inf, 0
+    lowest, stalled, full, length = np.inf, 0, 0, 0.0
     for _ in range(STEPS):
         size = _size(r)
         stalled = stalled + 1 if size > 0.5 * lowest else 0
+        full = full + 1 if stalled and length == 1.0 else 0
         lowest = min(lowest, size)
-        if not size > goal or (size < ROUNDED and stalled >= STALLED):
+        rounded = full >= STALLED or (size < ROUNDED and stalled >= STALLED)
+        if not size > goal or rounded or stalled >= HOPELESS:
             break
         rd, rp, re, rc = r
         dy, dm, du = K.solve(-rd, rc / at.m - rp, -re)

@@ -14,11 +14,11 @@ is degenerate: multipliers that nearly cancel each other tell.
 
 import numpy as np
 import scipy.sparse as sparse
-from scipy.sparse.linalg import splu
 
 from .certificate import AROUND, MET, Facts
 from .follower import Answer
 from .oracle import Oracle
+from .ordering import Ordering
 from .pattern import Sparse
 from .reduced import Leader, Point
 
@@ -31,7 +31,7 @@ SAMPLES = 3  # other points at which they are looked at if g is not quadratic
 def look(leader: Leader, here: Point) -> Facts:
     """The certificate of a point."""
     oracle, at, (v, w, t) = leader.oracle, here.at, here.p
-    J, E, H = here.K.J, here.K.E, here.K.H
+    J, E, H = here.K.rows.J, here.K.rows.E, here.K.H
     inside = oracle.inner(here.x, at.y, at.m, at.u)
     g_y = inside.slope - J.T @ at.m - E.T @ at.u
     _, f_x, f_y, below, zero = oracle.outer(here.x, at.y)
@@ -94,11 +94,7 @@ def _semidefinite(H: Sparse) -> bool:
         return bool(np.all(diagonal >= -INDEFINITE * size))
     shifted = sparse.csc_array(H + INDEFINITE * max(size, 1e-300) * sparse.eye_array(H.shape[0]))
     try:
-        factor = splu(
-            shifted, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0,
-            options={"SymmetricMode": True},
-        )  # fmt: skip
+        _, pivots = Ordering().symmetric(shifted)
     except RuntimeError:  # exactly singular
         return False
-    right = np.array_equal(factor.perm_r, factor.perm_c)
-    return bool(right and np.all(factor.U.diagonal() > 0))
+    return pivots is not None and bool(np.all(pivots > 0))

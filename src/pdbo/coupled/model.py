@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._problem import Equal, Problem
-from ..exact.oracle import Calls, Program
+from ..exact.oracle import Calls, Compiled, Program
 from ..exact.points import kronecker
 
 Number = np.ndarray | float
@@ -105,6 +105,7 @@ class Rows:
 
     def __init__(self, program: Program, picked: dict[str, tuple[int, ...]] | None = None):
         self.program, self.picked = program, picked
+        self.numbers = program.numbers
         self._key = (program, None if picked is None else tuple(sorted(picked.items())))
 
     def __eq__(self, other: object) -> bool:
@@ -150,7 +151,7 @@ def _slopes(
     return jax.vmap(one)(Z, B)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@Compiled
 def _bend(inner: Rows, arrays: tuple[Array, ...], Z: Array, A: Array) -> tuple[Array, ...]:
     """The gradient of a . R in y, and the derivatives in y of R and of the gradient."""
     nx, ny = inner.program.x.size, inner.program.y.size
@@ -167,7 +168,7 @@ def _bend(inner: Rows, arrays: tuple[Array, ...], Z: Array, A: Array) -> tuple[A
     return jax.vmap(one)(Z, A)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(Compiled, static=2)
 def _derive(
     outer: Rows, inner: Rows, arrays: tuple[Array, ...], Z: Array, A: Array, B: Array, V: Array
 ) -> tuple[Array, ...]:
@@ -195,13 +196,13 @@ def _derive(
 
 def in_chunks(size: int, call: Callable, *arrays: np.ndarray) -> list[np.ndarray]:
     """A compiled function of arrays with `size` rows, applied to any number of rows."""
-    count, parts = len(arrays[0]), []
+    count, ends = len(arrays[0]), []
     for begin in range(0, count, size):
         part = [a[begin : begin + size] for a in arrays]
         short = size - len(part[0])
         full = [np.concatenate([a, np.repeat(a[-1:], short, 0)]) if short else a for a in part]
-        out = call(*full)
-        parts.append([np.asarray(o)[: size - short] for o in out])
+        ends.append((size - short, call(*full)))  # which may return before it is computed
+    parts = [[np.asarray(o)[:kept] for o in out] for kept, out in ends]
     return parts[0] if len(parts) == 1 else [np.concatenate(c) for c in zip(*parts, strict=True)]
 
 

@@ -16,9 +16,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from .._problem import Problem, constraint_rows
-from ..exact.oracle import Program
+from .._programs import INSTANT
+from ..exact.oracle import MEDIUM, Compiled, Program
 from ..sets import Box, Free, NonNegative, Set
-from .pattern import Pattern, Sparse, entries
+from .matrices import RowMatrices
+from .ordering import Ordering
+from .pattern import Pattern, Sparse, entries, products
 
 if TYPE_CHECKING:
     from .follower import Answer
@@ -118,7 +121,39 @@ def of_set(problem: Problem, x: PyTree) -> tuple[Array, Array]:
     return problem.x_set.constraints(x)
 
 
-_compiled = functools.partial(jax.jit, static_argnums=0)
+_compiled = functools.partial(Compiled, most=MEDIUM, options=INSTANT)
+
+
+class Seen(NamedTuple):
+    """f, g and all rows <= 0 and = 0 at a point: of the constraints and of the sets."""
+
+    f: Numbers
+    g: Numbers
+    outer: tuple[Numbers, Numbers]
+    inner: tuple[Numbers, Numbers]
+    x_set: tuple[Numbers, Numbers]
+    y_set: tuple[Numbers, Numbers]
+
+
+@_compiled
+def _seen(program, arrays, z):
+    problem, (x, y) = program.problem(arrays), program.split(z)
+    outer, inner = (
+        constraint_rows(problem.constraint(which, x, y)) for which in ("outer", "inner")
+    )
+    sets = of_set(problem, x), problem.y_set.constraints(y)
+    return Seen(problem.outer(x, y), problem.inner(x, y), outer, inner, *sets)
+
+
+def seen_at(problem: Problem, x: PyTree, y: PyTree) -> Seen:
+    """f, g and all rows at a point."""
+    arrays = tuple(v for v in jax.tree.leaves(problem) if eqx.is_array(v))
+    return jax.tree.map(np.asarray, _seen(Program(problem, x, y), arrays, flat(x, y)))
+
+
+def flat(x: PyTree, y: PyTree) -> Vector:
+    """A point as one vector."""
+    return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves((x, y))])
 
 
 @_compiled
@@ -198,6 +233,7 @@ class Oracle:
         share: the barriers of the rows <= 0, relative: of how many entries of y each one is.
         affine: whether the inner rows are affine in y.
         straight: whether g is quadratic in y, too.
+        ordering: how the follower's matrix is factored.
         sparse: whether they are sparse; if not there is no oracle.
     """
 
@@ -205,24 +241,20 @@ class Oracle:
         self.program = Program(problem, x, y)
         self.nx, self.ny = self.program.x.size, self.program.y.size
         self.arrays = tuple(v for v in jax.tree.leaves(problem) if eqx.is_array(v))
-        flat = [np.ravel(np.asarray(v, float)) for v in jax.tree.leaves((x, y))]
-        self.start = np.split(np.concatenate(flat), [self.nx])
-        below, zero = (np.asarray(v) for v in problem.rows("inner", x, y))
+        self.start = np.split(np.asarray(flat(x, y), float), [self.nx])
+        seen = seen_at(problem, x, y)
+        below, zero = map(np.concatenate, zip(seen.inner, seen.y_set, strict=True))
         kept = np.flatnonzero(np.isfinite(below))
         self.below, self.zero, self._rows = len(kept), len(zero), len(below)
         sizes = [_typical(part) for part in self.start]
-        one, out = np.ones(()), [
-            sum(len(pair[k]) for pair in (
-                constraint_rows(problem.constraint("outer", x, y)), of_set(problem, x)
-            )) for k in (0, 1)
-        ]  # fmt: skip
+        one, out = np.ones(()), [len(seen.outer[k]) + len(seen.x_set[k]) for k in (0, 1)]
         self.units = Units(
             one * sizes[0], one * sizes[1], one, one, np.ones(len(kept)), np.ones(len(zero)), kept,
             *map(np.ones, out),
         )  # fmt: skip
         self.start = [part / size for part, size in zip(self.start, sizes, strict=True)]
         self.outside = Outside(np.zeros(out[0]), np.zeros(out[1]), np.asarray(10.0))
-        self.sparse = self._look()
+        self.ordering, self.sparse = Ordering(), self._look()
 
     @property
     def bound_outside(self) -> bool:
@@ -231,7 +263,8 @@ class Oracle:
 
     def point(self, x: Vector, y: Vector) -> tuple[PyTree, PyTree]:
         """A point in the problem's own shapes and units."""
-        return self.program.split(jnp.concatenate([self.units.x * x, self.units.y * y]))
+        units = self.units
+        return self.program.split(np.concatenate([units.x * np.asarray(x), units.y * y]))
 
     def solution(self, x: Vector, at: "Answer") -> tuple[PyTree, PyTree, Vector, Vector]:
         """The point and the multipliers of the inner rows in the problem's own units."""
@@ -317,10 +350,10 @@ class Oracle:
                 x = x0 + moved * far * 0.1 * rng.standard_normal(self.nx)
                 y = y0 + far * rng.standard_normal(self.ny)
                 m, u = rng.random(self.below), rng.standard_normal(self.zero)
-                there = self._pushed(x, y, w[None])[0], self._bent(x, y, m, u, w[None])[0]
+                there = self._along(x, y, m, u, w)
                 same[moved].append([_same(there[0], J @ w), _same(there[1], H @ w)])
         in_y, in_both = (np.all(part, axis=0) for part in same)
-        self._cut = self._parts(J) if in_both[0] else None
+        self._cut = RowMatrices(J, self.bound) if in_both[0] else None
         self._H = H if in_both[1] else None
         self.affine = bool(in_y[0])
         self._pattern_J, self._pattern_H = Pattern(J), Pattern(H)
@@ -337,17 +370,17 @@ class Oracle:
     def _bent(self, x: Vector, y: Vector, m: Vector, u: Vector, W: np.ndarray) -> np.ndarray:
         return np.asarray(_bend(*self._given, x, y, m, u, W))
 
-    def rows_at(self, x: Vector, y: Vector) -> tuple[Sparse, ...]:
-        """The derivatives of the inner rows <= 0 and = 0 in y; of the former, bounds and others."""
+    def _along(self, x: Vector, y: Vector, m: Vector, u: Vector, w: Vector) -> tuple:
+        """The products of both inner matrices with w."""
+        ways = lambda W: self._pushed(x, y, W), lambda W: self._bent(x, y, m, u, W)
+        return tuple(products(way, w[None])[0] for way in ways)
+
+    def rows_at(self, x: Vector, y: Vector) -> RowMatrices:
+        """The derivatives of the inner rows in y."""
         if self._cut is not None:
             return self._cut
-        return self._parts(
-            self._pattern_J.at(lambda W: self._pushed(x, y, W), lambda P: self._pulled(x, y, P))
-        )
-
-    def _parts(self, J: Sparse) -> tuple[Sparse, ...]:
-        below = J[: self.below]
-        return below, J[self.below :], below[self.bound], below[~self.bound]
+        J = self._pattern_J.at(lambda W: self._pushed(x, y, W), lambda P: self._pulled(x, y, P))
+        return RowMatrices(J, self.bound)
 
     def hessian_at(self, x: Vector, y: Vector, m: Vector, u: Vector) -> Sparse:
         """The second derivatives of the inner Lagrangian in y."""

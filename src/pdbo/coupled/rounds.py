@@ -416,9 +416,10 @@ class Search:
             order = np.argsort(many.violation + np.abs(many.gap))
             for i in [i for i in order if fit[i]][:FINISHED]:
                 point, given = many.only(np.array([i])), None if weights is None else weights[i]
-                if given is not None:
-                    out.append(self.polished(point, given))
-                out.append((point, given))
+                known = given
+                if known is None:
+                    known = self._solved(point.x, point.y, np.full(1, NEAR_T0[0]))[0].weights[0]
+                out += [self.polished(point, known), (point, given)]
         return [(p, w) for p, w in out if p.violation[0] <= TOL and p.f[0] <= limit]
 
     def clipped(self, point: Found) -> Found:

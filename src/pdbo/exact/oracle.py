@@ -6,7 +6,7 @@ path compiles these programs only, and does the rest in NumPy.
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import equinox as eqx
 import jax
@@ -96,13 +96,19 @@ class Program:
         problem = self.problem(arrays)
         return (problem.x_set, self.x) if which == "x" else (problem.y_set, self.y)
 
-    def split(self, z: Array) -> tuple[PyTree, PyTree]:
+    def split(self, z: Array | np.ndarray) -> tuple[PyTree, PyTree]:
         """x and y of a flat z."""
         return self.x.tree(z[: self.x.size]), self.y.tree(z[self.x.size :])
 
 
 def _flat(tree: PyTree) -> Array:
     return ravel_pytree(tree)[0]
+
+
+class Counted(Protocol):
+    """What says how many numbers there are, so that it decides how to compile; hashable."""
+
+    numbers: int
 
 
 class Compiled:
@@ -112,14 +118,18 @@ class Compiled:
         function: the function.
         most: the most numbers for that. Quickly compiled, a long loop takes up to a third longer.
         static: how many of the first arguments are no arrays.
+        options: how it is compiled quickly.
     """
 
-    def __init__(self, function: Callable[..., Any], most: int = FEW, static: int = 1):
+    def __init__(
+        self, function: Callable[..., Any], most: int = FEW, static: int = 1,
+        options: dict[str, Any] = QUICK,
+    ):  # fmt: skip
         self.most, fixed = most, tuple(range(static))
         self._plain = jax.jit(function, static_argnums=fixed)
-        self._quick = jax.jit(function, static_argnums=fixed, compiler_options=QUICK)
+        self._quick = jax.jit(function, static_argnums=fixed, compiler_options=options)
 
-    def __call__(self, program: Program, *args: Any) -> Any:
+    def __call__(self, program: Counted, *args: Any) -> Any:
         """The value of the function."""
         if program.numbers > self.most or jax.default_backend() != "cpu":
             return self._plain(program, *args)
