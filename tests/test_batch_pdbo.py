@@ -16,13 +16,13 @@ from pdbo.solvers._batch_pdbo import LAG, RATES, ROUND, TRIAL, _parts
 from pdbo.solvers._streamed import Streamed
 
 RNG = np.random.default_rng(7)
-TRUTH, COUNT = np.array([1.0, -2.0, 0.5]), 60
-A, B = RNG.normal(size=(COUNT, 3)), RNG.normal(size=(40, 3))
+TRUTH, COUNT, FEW = np.array([1.0, -2.0, 0.5]), 60, 28  # FEW do not determine three weights
+A, B = RNG.normal(size=(COUNT, 3)), RNG.normal(size=(40, 3))[:FEW]
 WRONG = np.arange(COUNT) % 3 == 0
 OFF = 4.0 * RNG.choice([-1, 1], COUNT)
 GIVEN = A @ TRUTH + np.where(WRONG, OFF, 0.05 * RNG.normal(size=COUNT))
 TRAIN = {"A": A, "b": GIVEN, "index": np.arange(COUNT)}
-VALID = {"A": B, "b": B @ TRUTH + 0.05 * RNG.normal(size=40)}
+VALID = {"A": B, "b": B @ TRUTH + 0.05 * RNG.normal(size=40)[:FEW]}
 START = np.zeros(COUNT), np.zeros(3)
 STEPS = RATES * TRIAL + 5 * ROUND // 2
 
@@ -130,7 +130,7 @@ def test_many_starts_one_after_the_other(optimised):
 
 
 def repeated(times):
-    """The same regression with every example of f so many times: it has 40 for 60 entries of x."""
+    """The same regression with every example of f so many times: it has 28 for 3 entries of y."""
     more = {name: np.concatenate(times * [part]) for name, part in VALID.items()}
     problem = regression()
     return pdbo.Problem(problem.f, problem.g, pdbo.Batches(more, TRAIN, 20))
@@ -146,7 +146,7 @@ def test_the_inner_estimate_lags_if_examples_are_few(times, lag):
     mean = after.moments.mean
     estimate = (after.at.y_hat - before.y_hat) / mean.y_hat
     np.testing.assert_allclose(estimate, lag * (after.at.y - before.y) / mean.y, rtol=1e-9)
-    assert whole.is_undetermined(problem, begun.solver.at.x) == (times == 1)
+    assert whole.is_undetermined(problem, begun.solver.at.x, begun.solver.at.y) == (times == 1)
 
 
 @pytest.mark.parametrize("times", [1, 15], ids=["few", "enough"])
@@ -239,7 +239,8 @@ def ridge(size=COUNT):
     def inner(z, w, batch):
         return jnp.mean(loss(w, batch)) + jnp.sum(jnp.exp(z) * w**2)
 
-    data = pdbo.Batches(VALID, {"A": A, "b": GIVEN}, (40, size))
+    twice = {name: np.concatenate([part, part]) for name, part in VALID.items()}  # are enough
+    data = pdbo.Batches(twice, {"A": A, "b": GIVEN}, (2 * FEW, size))
     return pdbo.Problem(lambda z, w, batch: jnp.mean(loss(w, batch)), inner, data)
 
 

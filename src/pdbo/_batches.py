@@ -302,6 +302,10 @@ class Batches(DataView):
         """g on all its examples."""
         return self.inner.mean(g, x, y)
 
+    def pooled(self) -> "Pooled":
+        """All examples in every step."""
+        return Pooled(self)
+
     def parts(self, most: int) -> int:
         """How many parts the examples of f can be cut into."""
         return min(most, self.outer.length)

@@ -55,6 +55,10 @@ class DataView(eqx.Module):
         """All of the data, of which this may be a batch."""
         return self
 
+    def pooled(self) -> "DataView":
+        """All of the data in every step."""
+        return self
+
     def parts(self, most: int) -> int:
         """How many parts the examples of f can be cut into."""
         return 1

@@ -13,13 +13,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from . import _trees as trees
-from ._batches import Pooled
 from ._certificate import Certificate
 from ._checks import traced
 from ._driver import begin, enter_on_host, launch_on_host
@@ -43,11 +41,11 @@ from .exact.status import CONVERGED, RUNNING, STALLED
 from .exact.valleys import explore
 from .sets import Free
 from .solvers._implicit import Implicit, ImplicitState, path_of
+from .solvers._whole import examples_needed
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointWriter
 
-EXAMPLES = 10  # of f for each entry of x: fewer do not determine x
 SMALL = 50  # entries of x and y together: up to here other valleys of f are looked for
 EXACT = 1e-8  # an exact eps of this much is as good as it gets, whatever the tolerance
 LEVEL = 1e-10  # relative to the fall of f: what f changes to second order where it is flat
@@ -96,17 +94,13 @@ def applies(start: Start, solver: Solver) -> bool:
     return is_double(start.x, start.y)
 
 
-def pooled(problem: Problem) -> Problem:
-    """A problem with data in batches, on all examples at once."""
-    return eqx.tree_at(lambda p: p.data, problem, Pooled(problem.data))
-
-
 def determined(problem: Problem, x: PyTree, y: PyTree) -> bool:
-    """Whether a pooled problem is small, and f's examples are many beside the entries of x."""
+    """Whether a pooled problem is small, and f's examples determine a solution."""
     if problem.sources or problem.coupled or fits(problem, x, y) != EXACT_SMALL:
         return False
-    counts = [sum(np.size(v) for v in jax.tree.leaves(z)) for z in (x, y, problem.data)]
-    return sum(counts) <= MOST_NUMBERS and EXAMPLES * counts[0] <= problem.data.batches.outer.length
+    numbers = sum(np.size(v) for v in jax.tree.leaves((x, y, problem.data)))
+    given = problem.data.batches.outer.length
+    return numbers <= MOST_NUMBERS and examples_needed(problem, x, y) <= given
 
 
 def refuse_term(start: Start, solver: Solver, exact: bool) -> None:

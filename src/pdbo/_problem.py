@@ -255,6 +255,10 @@ class Problem(eqx.Module):
         """The problem on all of its data, if this one has a batch of them."""
         return eqx.tree_at(lambda p: p.data, self, self.view.everything)
 
+    def pooled(self) -> "Problem":
+        """The problem with all of its data in every step, if they come in batches."""
+        return eqx.tree_at(lambda p: p.data, self, self.view.pooled())
+
     @property
     def coupled(self) -> bool:
         """Whether it has constraints besides its sets."""

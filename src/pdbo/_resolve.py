@@ -99,12 +99,14 @@ def answered(problem: Problem, x: PyTree, y: PyTree) -> Answer:
 
 
 def further(exact: Solution, found: Solution, problem: Problem) -> Solution:
-    """The exact end of a run if f is as low at its answer and `found` is not certified; else that.
+    """The exact end of a run if f is as low at its answer as at that of `found`; else that.
 
-    So it is where a minimum lies at infinity: no certificate holds, but exact steps go further.
+    So it is where a minimum lies at infinity, or has no end in x: no certificate holds, but exact
+    steps go further. A relaxed certificate of `found` says less, as it allows a gap.
     """
     ours, other = (float(answered(problem, s.x, s.y).f) for s in (exact, found))
-    return found if found.ok or other < ours else exact  # other may be NaN
+    certified = found.ok and found.certificate is not None and bool(found.certificate.exact)
+    return found if certified or other < ours else exact  # other may be NaN
 
 
 def _small(problem: Problem, x: PyTree, y: PyTree) -> Answer | None:

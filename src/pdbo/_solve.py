@@ -21,7 +21,7 @@ from ._errors import RESULTS, ProblemError, SolveError
 from ._history import Certified, columns
 from ._host import HostRun, outcome_at, solution_at
 from ._options import Options
-from ._portfolio import Portfolio, applies, begin_exact, determined, pooled, refuse_term
+from ._portfolio import Portfolio, applies, begin_exact, determined, refuse_term
 from ._precision import Start, returned, session
 from ._problem import Problem, check_problem
 from ._solution import Outcome, Solution, State
@@ -182,7 +182,7 @@ def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> S
     """
     if traced(given.problem, given.x, given.y, given.state):
         return None
-    whole = given._replace(problem=pooled(given.problem))
+    whole = given._replace(problem=given.problem.pooled())
     if given.state is not None:
         exact = isinstance(given.state.solver_state, ImplicitState)
         return _solve(whole, solver, options) if exact else None

@@ -38,6 +38,10 @@ def facts_of(
 
     `v` is the adjoint there, if a run on a large problem has found it.
     """
+    if problem.in_batches and not problem.sources:
+        problem = problem.pooled()
+        if fits(problem, x, y) != SMALL:
+            return None
     if not fits(problem, x, y):
         return None
     path = path_of(problem, x, y)

@@ -15,7 +15,8 @@ from .._solver import Calls, Point, Solver, one_step
 from . import _whole as whole
 from ._whole import WholeState
 
-RATES = 12  # rates of y that are tried, from 4^-9 in factors of 4
+RATES = 12  # rates of y that are tried, from 4^-9 in factors of 4, and more if an outermost is best
+FIRST, LAST = 4.0**-9, 4.0 ** (RATES - 10)
 TRIAL = 40  # steps of each
 ROUND = 300  # steps of a round; longer ones learn noise in the data by heart
 PARTS = 16  # of f's examples, over which an improvement is judged
@@ -73,9 +74,10 @@ class Units(NamedTuple):
 class BatchPDBOState(eqx.Module):
     """Where the run stands, the best round so far, and what has been measured.
 
-    `round` is negative while rates are tried and zero during the warm-up, `k` counts the steps of a
-    trial or of a round, `values` are those of f in the best round and `first` after the warm-up.
-    `reach` is zero once x rests for good.
+    `trials` rates of y are tried, `trial` is the present one, `begun` is g at the start and `tried`
+    the least of the ends. `round` is negative meanwhile and zero during the warm-up, `k` counts the
+    steps of a trial or of a round, `values` are those of f in the best round and `first` after the
+    warm-up. `reach` is zero once x rests for good.
     """
 
     t: Int[Array, ""]
@@ -89,7 +91,10 @@ class BatchPDBOState(eqx.Module):
     moments: Moments
     values: Float[Array, " parts"]
     first: Float[Array, " parts"]
+    begun: Float[Array, ""]
     tried: Float[Array, ""]
+    trial: Float[Array, ""]
+    trials: Int[Array, ""]
     units: Units
     weight: Float[Array, ""]
     reach: Float[Array, ""]
@@ -103,8 +108,9 @@ class BatchPDBO(Solver):
 
     It measures three units, and moves x, y and an inner estimate $\hat y$ in rounds:
 
-    1. **The rate r of y.** Adam trains y on g, a few steps for each of twelve rates; the lowest g
-       on all examples wins, and the run starts there.
+    1. **The rate r of y.** Adam trains y on g, a few steps for each of twelve rates, or more where
+       the smallest or the largest is best; the lowest g on all examples wins, and the run starts
+       there.
     2. **The unit $\rho = |f_y| / |g_y|$ of the multiplier** $\lambda = w\rho$.
     3. **The unit u of x**, the change that matters to $g_y$: the smaller of
        $|g_y| / |g_{xy}d|$ and $|g_{xy}d| / |g_{xxy}dd|$ for a random sign vector d, after rounds in
@@ -187,7 +193,10 @@ class BatchPDBO(Solver):
             moments=moments,
             values=parts,
             first=parts,
+            begun=jnp.asarray(problem.inner(x, y), dtype),
             tried=jnp.asarray(jnp.finfo(dtype).max, dtype),
+            trial=FIRST * one,
+            trials=zero + RATES,
             units=Units(one, one, 0 * one, 0 * one),
             weight=WEIGHT * one,
             reach=REACH * one,
@@ -261,9 +270,9 @@ class BatchPDBO(Solver):
         size = sum(leaf.size for leaf in jax.tree.leaves(slopes.x))
         square_x = old.square_x + along / size
 
-        rate = jnp.where(s.round < 0, _rate(s), s.units.rate * (1 - share))
+        rate = jnp.where(s.round < 0, s.trial, s.units.rate * (1 - share))
         y = _adam(at.y, rate, mean.y, square, count)
-        few = whole.is_undetermined(problem, at.x)
+        few = whole.is_undetermined(problem, at.x, at.y)
         rests = (s.round <= 0) | s.checking | (s.reach == 0)
         behind = jnp.where(rests, 1, LAG) if few else 1
         y_hat = _adam(at.y_hat, behind * rate, mean.y_hat, square, count)
@@ -277,9 +286,12 @@ class BatchPDBO(Solver):
         """The end of a trial; after the last one the unit of x is measured and rounds begin."""
         value = problem.on_all().inner(s.at.x, s.at.y)
         lower = value < s.tried  # false for NaN
-        rate = jnp.where(lower, _rate(s), s.units.rate)
+        rate = jnp.where(lower, s.trial, s.units.rate)
         y = trees.where(lower, s.at.y, s.best.y_hat)  # the best so far
-        last, x = s.round == -1, s.at.x
+        doubled = s.begun - value > 2 * (s.begun - s.tried)
+        beyond, other = whole.rate_after(s.trial, rate, FIRST, LAST, doubled)
+        again = (s.round == -1) & beyond & (s.trials < RATES + whole.MORE)
+        last, x = (s.round == -1) & ~again, s.at.x
         start = trees.where(last, y, s.best.y)
         at = Place(x, start, start)
         values = lax.cond(last, lambda: _parts(problem, at), lambda: s.values)
@@ -290,15 +302,17 @@ class BatchPDBO(Solver):
             moments=s.moments.forgotten(),
             values=values,
             tried=jnp.where(lower, value, s.tried),
+            trial=jnp.where(again, other, 4 * s.trial),
+            trials=jnp.where(again, s.trials + 1, s.trials),
             units=s.units._replace(rate=rate),
-            round=s.round + 1,
+            round=jnp.where(again, s.round, s.round + 1),
             k=0 * s.k,
         )
 
     def _judge(self, problem: Problem, s: BatchPDBOState) -> BatchPDBOState:
         """The end of a round, or of one that is not finite any more."""
         values, warming = _parts(problem, s.at), s.round == 0
-        v = _verdict(s, values, whole.is_undetermined(problem, s.at.x))
+        v = _verdict(s, values, whole.is_undetermined(problem, s.at.x, s.at.y))
         best, kept = trees.where(v.accepted, (s.at, values), (s.best, s.values))
         unit = lax.cond(
             warming & ~v.again, lambda: _unit_of_x(problem, *s.at[::2]), lambda: s.units.x
@@ -341,7 +355,7 @@ class BatchPDBO(Solver):
         """
         if isinstance(state, WholeState):
             return whole.calls(state)
-        trials = jnp.minimum(state.t, RATES * TRIAL)
+        trials = jnp.minimum(state.t, state.trials * TRIAL)
         walked, units = state.t - trials, (state.round > 0).astype(state.t.dtype)
         return Calls(walked, trials + 2 * walked + units, 3 * units)
 
@@ -393,11 +407,6 @@ def _with(state: BatchPDBOState, **changed: PyTree) -> BatchPDBOState:
     return BatchPDBOState(**(fields | changed))
 
 
-def _rate(s: BatchPDBOState) -> Float[Array, ""]:
-    """The rate of y that is tried."""
-    return 4.0 ** (s.round + RATES - 9).astype(s.tried.dtype)
-
-
 def _multiplier(units: Units, weight: Float[Array, ""]) -> Float[Array, ""]:
     """The multiplier, from its unit and its weight."""
     unit = jnp.sqrt(units.f_y / units.g_y)
@@ -443,7 +452,7 @@ def _slopes_of_round(problem: Problem, s: BatchPDBOState) -> tuple[Place, Array,
     slope = jax.value_and_grad(problem.inner, (0, 1))
     (low, (g_xh, g_h)), (high, (g_x, g_y)) = slope(x, y_hat), slope(x, y)
     value, (f_x, f_y) = jax.value_and_grad(problem.outer, (0, 1))(x, y)
-    early = s.t < RATES * TRIAL + MEASURED
+    early = s.t < s.trials * TRIAL + MEASURED
     units = s.units._replace(
         f_y=s.units.f_y + jnp.where(early, trees.dot(f_y, f_y), 0),
         g_y=s.units.g_y + jnp.where(early, trees.dot(g_y, g_y), 0),
