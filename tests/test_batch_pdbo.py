@@ -12,7 +12,7 @@ from pdbo._driver import take_steps_jit
 from pdbo._solution import State
 from pdbo.solvers import BatchPDBO
 from pdbo.solvers import _whole as whole
-from pdbo.solvers._batch_pdbo import LAG, RATES, ROUND, TRIAL, _parts
+from pdbo.solvers._batch_pdbo import FIRST, LAG, LAST, RATES, ROUND, TRIAL, _parts
 from pdbo.solvers._streamed import Streamed
 
 RNG = np.random.default_rng(7)
@@ -127,6 +127,30 @@ def test_many_starts_one_after_the_other(optimised):
     assert found.all.f.shape == (2,) and found.index == int(np.argmin(found.all.f))
     assert isinstance(found.state.solver.solver, BatchPDBO)
     assert np.isfinite(float(found.certificate.eps))
+
+
+@pytest.mark.parametrize("unit", [2.0**16, 2.0**-24], ids=["large", "small"])
+def test_rates_go_on_where_an_outermost_is_best(unit):
+    """With y in other units the rate found is beyond those of the grid, and g falls as far."""
+
+    def ends(unit):
+        train = TRAIN | {"b": unit * GIVEN}
+        problem = pdbo.Problem(lambda z, w, b: 0.0, regression().g, pdbo.Batches(VALID, train, 20))
+        state = run(problem, (RATES + 14) * TRIAL)[1].solver
+        return float(state.tried / state.begun), float(state.units.rate)
+
+    (plain, _), (left, rate) = ends(1.0), ends(unit)
+    assert left < 1.2 * plain < 0.9  # trials meet other batches
+    assert not FIRST <= rate <= LAST
+
+
+def test_what_the_examples_have_to_determine():
+    """All of x if f sees it; else x by y, and y has three entries where x has sixty."""
+    problem, seen = regression(), regression()
+    seen = pdbo.Problem(lambda z, w, b: problem.f(z, w, b) + z[0], problem.g, problem.data)
+    start = tuple(map(jnp.asarray, START))
+    needed = [whole.examples_needed(p.pooled(), *start) for p in (problem, seen)]
+    assert needed == [30, 600]
 
 
 def repeated(times):

@@ -21,6 +21,7 @@ from ._problem import Problem, values
 from ._progress import REFRESH, Pace, Progress
 from ._solution import Number, Outcome, Pending, Solution, State, is_large
 from ._verdict import FAR, RUNNING, final, of_saved, unbounded_reason
+from .exact.oracle import SMALL, fits
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointWriter
@@ -110,6 +111,11 @@ class HostRun:
         self.history = history
         return self._conclude(run, code, None)
 
+    def _is_left_to(self, run: State) -> bool:
+        """Whether the end of a run is its solver's affair: so it is with a network in batches."""
+        small = fits(self.problem.pooled(), *run.point[:2]) == SMALL
+        return run.solver.knows_its_end and self.problem.in_batches and not small
+
     def _progress(self, run: State) -> Progress:
         shown = self.options.progress and is_leader(self.problem.mesh)
         return Progress(int(run.step), self.until, self.tol, enabled=shown)
@@ -117,7 +123,8 @@ class HostRun:
     def _advance(self, run: State, first: bool, bar: Progress) -> tuple[State, int, Array | None]:
         """Chunks up to a verdict: the run then, its code and what was not finite, if anything."""
         every, code = jnp.asarray(self.every, jnp.int32), RUNNING
-        look = unjudged if self.options.tol is None else estimated
+        silent = self.options.tol is None or self._is_left_to(run)
+        look = unjudged if silent else estimated
         recorder = Certified(jnp.asarray(self.working_tol), every, self.options.observe, look)
         for chunk in chunks(self.problem, run, recorder, self.until, every, first, self.pace):
             code = int(chunk.code)

@@ -53,6 +53,8 @@ class Solver(eqx.Module):
             without 64-bit types.
         in_parts: whether x and y may be split over devices: no device then holds all of a leaf.
         at_rest: what it means that a run has settled, in a sentence or two in place of the usual.
+        knows_its_end: whether it ends a run itself, so that on a large problem no certificate has
+            to be estimated at records.
         stages: of how many kinds the steps of a method are that works in rounds; none if it does
             not. Then `step` is a `walk`, and a `turn` if one is `due`, and the driver repeats walks
             without looking at what only a turn needs.
@@ -67,6 +69,7 @@ class Solver(eqx.Module):
     prefers_double: ClassVar[bool] = False
     in_parts: ClassVar[bool] = True
     at_rest: ClassVar[str] = ""
+    knows_its_end: ClassVar[bool] = False
     stages: ClassVar[int] = 0
 
     def __check_init__(self):

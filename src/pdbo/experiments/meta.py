@@ -153,9 +153,13 @@ def everyone(x: Layers) -> Layers:
 
 def adapted(problem: Problem, x: Layers) -> tuple[Layers, Float[Array, ""]]:
     """The weights that the tasks learn from x, and the validation loss with them."""
+    from jax.flatten_util import ravel_pytree
+
     from .._minimize import minimize
 
-    w = minimize(lambda v: problem.inner(x, v), problem.y_set, everyone(x), ADAPT).point
+    flat, shaped = ravel_pytree(everyone(x))
+    found = minimize(lambda v: problem.inner(x, shaped(v)), problem.y_set, flat, ADAPT)
+    w = shaped(found.point)
     return w, problem.outer(x, w)
 
 

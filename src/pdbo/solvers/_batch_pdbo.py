@@ -165,6 +165,7 @@ class BatchPDBO(Solver):
         "The certificate there is not within the tolerance; another key or start may lead to "
         "another point."
     )
+    knows_its_end = True
     stages = 2
 
     estimate: bool = eqx.field(static=True, default=False)

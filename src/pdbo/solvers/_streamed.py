@@ -47,6 +47,11 @@ class Streamed(Solver):
         """The solver's."""
         return self.solver.prefers_double
 
+    @property
+    def knows_its_end(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The solver's."""
+        return self.solver.knows_its_end
+
     def init(self, problem: Problem, x: PyTree, y: PyTree, key: Array) -> StreamedState:
         """The solver's state, and both streams at their first epoch."""
         data = problem.data

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -118,7 +119,9 @@ def walk(problem: Problem, s: WholeState) -> WholeState:
     k, length = s.k + 1, _length(s)
     rests = k >= length
     effort = jnp.where(rests, SETTLE, INNER)
-    y = minimize(lambda y: problem.inner(s.x, y), problem.y_set, s.y, effort).point
+    flat, shaped = ravel_pytree(s.y)  # one array: the program of many is long to compile
+    flat = minimize(lambda v: problem.inner(s.x, shaped(v)), Free(), flat, effort).point
+    y = shaped(flat)
     slope, products = adjoint(problem, s.x, y)
     sound = trees.finite((y, slope))
     count = k.astype(s.rate.dtype)
@@ -199,9 +202,10 @@ def adjoint(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, Int[Array, 
     Conjugate gradients from zero, which end where g does not curve upwards.
     """
     f_x, f_y = jax.grad(problem.outer, (0, 1))(x, y)
-    slope = lambda y: jax.grad(problem.inner, (0, 1))(x, y)  # noqa: E731
-    b = trees.scale(-1, f_y)
-    size = trees.dot(b, b)
+    flat, shaped = ravel_pytree(y)
+    slope = lambda v: jax.grad(lambda x, v: problem.inner(x, shaped(v)), (0, 1))(x, v)  # noqa: E731
+    b = -ravel_pytree(f_y)[0]
+    size = b @ b
 
     def going(c: tuple) -> Bool[Array, ""]:
         *_, rr, count, on = c
@@ -209,18 +213,18 @@ def adjoint(problem: Problem, x: PyTree, y: PyTree) -> tuple[PyTree, Int[Array, 
 
     def once(c: tuple) -> tuple:
         v, r, p, rr, count, _ = c
-        bent = jax.jvp(slope, (y,), (p,))[1][1]
-        curvature = trees.dot(p, bent)
+        bent = jax.jvp(slope, (flat,), (p,))[1][1]
+        curvature = p @ bent
         on = curvature > 0
         length = jnp.where(on, rr / jnp.where(on, curvature, 1), 0)
-        v, r = trees.axpy(length, p, v), trees.axpy(-length, bent, r)
-        new = trees.dot(r, r)
-        p = trees.axpy(new / jnp.where(rr > 0, rr, 1), p, r)
+        v, r = v + length * p, r - length * bent
+        new = r @ r
+        p = r + new / jnp.where(rr > 0, rr, 1) * p
         return v, r, p, new, count + 1, on
 
-    start = (trees.zeros_like(b), b, b, size, jnp.zeros((), jnp.int32), size > 0)
+    start = (jnp.zeros_like(b), b, b, size, jnp.zeros((), jnp.int32), size > 0)
     v, *_, count, _ = lax.while_loop(going, once, start)
-    along = jax.jvp(slope, (y,), (v,))[1][0]
+    along = jax.jvp(slope, (flat,), (v,))[1][0]
     return trees.add(f_x, along), count + 1
 
 
