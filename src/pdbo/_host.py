@@ -113,8 +113,9 @@ class HostRun:
 
     def _is_left_to(self, run: State) -> bool:
         """Whether the end of a run is its solver's affair: so it is with a network in batches."""
-        small = fits(self.problem.pooled(), *run.point[:2]) == SMALL
-        return run.solver.knows_its_end and self.problem.in_batches and not small
+        if not (run.solver.knows_its_end and self.problem.in_batches):
+            return False
+        return fits(self.problem.pooled(), *run.point[:2]) != SMALL
 
     def _progress(self, run: State) -> Progress:
         shown = self.options.progress and is_leader(self.problem.mesh)
