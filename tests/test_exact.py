@@ -505,3 +505,16 @@ def test_nothing_is_evaluated_twice_and_nothing_else_is_remembered():
             assert seen[0.0].f == 2.0 and seen[3.0].f == (8.0 if problem is square else 32.0)
             diagonal = 2.0 if problem is square else 12 * 3.0**2
             np.testing.assert_allclose(curved, diagonal * np.eye(2))
+
+
+@pytest.mark.parametrize("x0", [-0.5, 0.0, 0.5])
+def test_a_lower_valley_of_g_is_followed(x0):
+    """g has its lower minimum at y < 0 if x > 0; the run starts in the other valley."""
+    problem = pdbo.Problem(lambda x, y: (x - 1) ** 2, lambda x, y: (y**2 - 1) ** 2 + 0.5 * x * y)
+    sol = pdbo.solve(problem, x0, 1.0)
+    assert sol.ok and sol.certificate.exact
+    lowest = min(np.roots([4, 0, -4, 0.5]).real)  # of g's derivative at x = 1
+    np.testing.assert_allclose([sol.x, sol.y], [1.0, lowest], atol=1e-8)
+    alone = pdbo.solve(problem, x0, 1.0, pdbo.solvers.Implicit())
+    assert not alone.ok and alone.note == "g is lower elsewhere: y is not the follower's answer."
+    assert "no lower g was found" not in alone.certificate.in_words

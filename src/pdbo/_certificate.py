@@ -54,7 +54,7 @@ class Certificate(eqx.Module):
         curvature: the least curvature of f along the inner minima, relative to the largest; below
             zero the point is a saddle or a maximum. NaN if it was not measured.
         radius: how far from y lower values of g were looked for, if Y is unbounded; infinite if g
-            is quadratic in y, so that there are none.
+            is quadratic in y, so that there are none. NaN if lower values were found.
     """
 
     stationarity: _Number

@@ -1,11 +1,8 @@
 """Checks of what users hand over: one sentence if it is not fit."""
 
 import functools
-import os
 import pickle
 import random
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeGuard
@@ -19,7 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from . import _trees as trees
-from ._errors import OWN, ProblemError, StartProjected, brief, package, warn
+from ._errors import ProblemError, StartProjected, brief, line_of, warn
 from ._mesh import put
 from ._programs import Program
 
@@ -331,7 +328,7 @@ def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
     except Exception as error:  # whatever the user's function raised
         raise ProblemError(
             f"{name} cannot be evaluated at (x0, y0){_hint(error, x, y)}: {brief(error)}"
-            f"{_line(error)}."
+            f"{line_of(error)}."
         ) from error
     if _generators() != before:
         raise ProblemError(
@@ -339,18 +336,6 @@ def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
             "before and pass them in data=."
         )
     return out
-
-
-def _line(error: BaseException) -> str:
-    """Where in the user's files an error arose, in brackets; empty if it did not."""
-    paths = sysconfig.get_paths()
-    others = tuple(paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
-    own = [
-        f"{frame.f_code.co_filename.replace(os.sep, '/').rpartition('/')[2]}, line {number}"
-        for frame, number in traceback.walk_tb(error.__traceback__)
-        if package(frame) not in OWN and not frame.f_code.co_filename.startswith(others)
-    ]
-    return f" ({own[-1]})" if own else ""
 
 
 def _generators() -> bytes:
@@ -373,7 +358,7 @@ def _check_indices(name: str, call: Callable, x: PyTree, y: PyTree) -> None:
             if "out of bounds" in str(error):
                 raise ProblemError(
                     f"{name} reads past the end of x or y, where JAX would return the last entry: "
-                    f"{brief(error)}{_line(error)}."
+                    f"{brief(error)}{line_of(error)}."
                 ) from error
         except Exception:
             return  # what works with JAX's arrays alone

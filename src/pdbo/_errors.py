@@ -1,12 +1,15 @@
 """Result codes and the exceptions that carry them."""
 
 import enum
+import os
 import sys
+import sysconfig
+import traceback
 import types
 import warnings
 from typing import Any
 
-OWN = ("pdbo", "contextlib", "equinox")  # packages that a call of the user's passes through
+_OWN = ("pdbo", "contextlib", "equinox")  # packages that a call of the user's passes through
 
 
 class RESULTS(enum.IntEnum):
@@ -85,16 +88,27 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(" .:")
 
 
+def line_of(error: BaseException) -> str:
+    """Where in the user's files an error arose, in brackets; empty if it did not."""
+    paths = sysconfig.get_paths()
+    others = tuple(paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib"))
+    own = [
+        f"{frame.f_code.co_filename.replace(os.sep, '/').rpartition('/')[2]}, line {number}"
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if _package(frame) not in _OWN and not frame.f_code.co_filename.startswith(others)
+    ]
+    return f" ({own[-1]})" if own else ""
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that led here, however deep the library is in its own."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and package(frame) in OWN:
+    while frame.f_back is not None and _package(frame) in _OWN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
 
-def package(frame: types.FrameType) -> str:
-    """The package that a frame's code belongs to."""
+def _package(frame: types.FrameType) -> str:
     return frame.f_globals.get("__name__", "").partition(".")[0]
 
 

@@ -38,7 +38,7 @@ from .exact.oracle import SMALL as EXACT_SMALL
 from .exact.outer import LargeState
 from .exact.small import SmallState
 from .exact.status import CONVERGED, RUNNING, STALLED
-from .exact.valleys import explore
+from .exact.valleys import explore, lowest
 from .sets import Free
 from .solvers._implicit import Implicit, ImplicitState, path_of
 from .solvers._whole import examples_needed
@@ -185,7 +185,12 @@ class Portfolio:
             return self.solution(first, RESULTS.stopped)
         if not self._settled(first.run):
             return self.solution(first, RESULTS.max_steps)
-        if self.search is None or self.alone(first):
+        end = first
+        if self.search is not None:
+            first = self._from_the_lowest(end)
+        # where f was lower in another valley of g, it may be lower where the two tie
+        tied = first is not end and first.f > end.f + SAME * (abs(first.f) + abs(end.f))
+        if self.search is None or (self.alone(first) and not tied):
             return self.solution(first)
         if first.facts is not None and self.single(first.facts) and not decided(first.facts):
             if self._leaves_nothing(first):  # the relaxed certificate can wait until it is asked
@@ -385,7 +390,7 @@ class Portfolio:
         for aside in _beside(oracle, at, BESIDE):
             begun = self._begun(*oracle.trees(aside, follower))
             if begun.solver_state.path.f < f - SAME * abs(f):
-                found = self._ended(begun, steps)
+                found = self._from_the_lowest(self._ended(begun, steps))
                 if found.holds(self.tol) and found.f < f:
                     return self.solution(found)
         return self._sharpened(best, oracle, scale)
@@ -452,6 +457,22 @@ class Portfolio:
         *_, run = begun, *self._steps(begun, step + FINISH)
         return self.judged(run)
 
+    def _from_the_lowest(self, found: Found) -> Found:
+        """Where the exact path leads from a lower inner minimum at the x of its end.
+
+        The end itself if there is none, or if no certificate holds where that leads.
+        """
+        path, facts = found.run.solver_state.path, found.facts
+        if facts is None or facts.gap_left <= self.tol or path.x.size + path.y.size > SMALL:
+            return found
+        oracle = path_of(self.problem, found.run.point.x, found.run.point.y).oracle
+        with np.errstate(all="ignore"):
+            y = lowest(oracle, path.x, path.y)
+        if y is None:
+            return found
+        again = self._ended(self._begun(*oracle.trees(path.x, y)), int(found.run.step))
+        return again if again.holds(self.tol) else found
+
     @staticmethod
     def _settled(run: State) -> bool:
         return bool(run.solver_state.path.status != RUNNING)
@@ -492,11 +513,19 @@ class Portfolio:
         note = "" if found.facts is None else self._no_minimum(run, found.facts, rows["f"][0])
         if certificate.eps <= self.tol and not note:
             code = RESULTS.success
-        elif not note and found.facts is not None and found.facts.longest >= 0:
-            name = trees.entry((("x", run.point.x), ("y", run.point.y)), found.facts.longest)
-            note = f"The longest step left is that of {name}."
+        elif not note and found.facts is not None:
+            note = self._what_is_left(run, found.facts)
         outcome = outcome_at(run, certificate, np.int32(code), note)
         return solution_at(run, outcome, path.f, path.g, rows, int(run.step))
+
+    def _what_is_left(self, run: State, facts: Facts) -> str:
+        """A sentence on what keeps an exact point from being certified, if it is known."""
+        if facts.longest >= 0:
+            name = trees.entry((("x", run.point.x), ("y", run.point.y)), facts.longest)
+            return f"The longest step left is that of {name}."
+        if facts.gap_left > self.tol:
+            return "g is lower elsewhere: y is not the follower's answer."
+        return ""
 
     def _no_minimum(self, run: State, facts: Facts, first: float) -> str:
         """A sentence if x went far and f became flat there; empty otherwise."""

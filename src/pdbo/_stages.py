@@ -82,7 +82,7 @@ def exact_certificate(facts: Facts, y: PyTree) -> Certificate:
         "slack": 0.0,
         "eps": facts.eps,
         "curvature": facts.curvature,
-        "radius": facts.radius,
+        "radius": facts.radius if facts.gap_left == 0 else np.nan,
     }
     known = {k: np.asarray(v)[()] for k, v in numbers.items()}
     if facts.kinks is None:

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 import pdbo
 
 from .._checks import kind
-from .._errors import brief
+from .._errors import brief, line_of
 from .._signals import Terminated
 from ..checkpoint import Folder
 from ..experiments._results import Record
@@ -155,7 +155,7 @@ def _load(path: pathlib.Path) -> dict[str, object]:
     except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # a file may do anything, such as sys.exit
-        raise InputError(f"{path} cannot be run: {brief(error)}.") from None
+        raise InputError(f"{path} cannot be run: {brief(error)}{line_of(error)}.") from None
     finally:
         sys.path.pop(0)
 
@@ -180,7 +180,7 @@ def _problem(
     problem, start = getattr(thing, "problem", None), getattr(thing, "start", None)
     if isinstance(problem, pdbo.Problem) and start is not None:
         return problem, dict(zip(("x0", "y0"), start, strict=True))
-    raise InputError(f"{name} in {path} must be a pdbo.Problem, got {type(thing).__name__}.")
+    raise InputError(f"{name} in {path} must be a pdbo.Problem, got {kind(thing)}.")
 
 
 def _start(tree: object) -> PyTree:

@@ -80,6 +80,18 @@ def _elsewhere(oracle: Oracle, x: Vector, y: Vector, index: int) -> Vector | Non
     return None if near or other.values.g > known.values.g + noise else other.y
 
 
+def lowest(oracle: Oracle, x: Vector, y: Vector) -> Vector | None:
+    """The lowest inner minimum at x met from around y, if it is lower than the one y leads to."""
+    known = minimise(oracle, x, y)
+    reach, best = 2 * (1 + float(np.sqrt(np.mean(y**2)))), known
+    for index in range(1, STARTS + 1):
+        other = minimise(oracle, x, oracle.around_y(y, index, reach))
+        noise = SAME * (abs(best.values.g) + abs(other.values.g))
+        if other.found and other.values.g < best.values.g - noise:
+            best = other
+    return None if best is known else best.y
+
+
 def _falls_towards(oracle: Oracle, x: Vector, state: SmallState) -> bool:
     """Whether f at the inner minimum falls all the way from x to a solution, ever less steeply."""
     seen, y, inner = [float(state.f)], state.y, None
