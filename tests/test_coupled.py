@@ -398,11 +398,14 @@ def test_first_order_steps_project_on_a_polyhedron():
     simplex = Polyhedron(np.ones((1, 3)), np.ones(1), -np.eye(3), np.zeros(3))
     f = lambda x, y: jnp.sum((y - x) ** 2) + jnp.sum((x - 1) ** 2)
     g = lambda x, y: jnp.sum((y - jnp.array([0.6, 0.3, 0.1])) ** 2)
-    ends = [
-        pdbo.solve(Problem(f, g, y_set=y_set), jnp.zeros(3), jnp.ones(3) / 3, pdbo.solvers.ITD(),
-                   steps=50, throw=False)
-        for y_set in (simplex, Simplex(1.0))
-    ]  # fmt: skip
+    solver, ends = pdbo.solvers.ITD(), []
+    for y_set in (simplex, Simplex(1.0)):
+        problem = Problem(f, g, y_set=y_set)
+        state = solver.init(problem, jnp.zeros(3), jnp.ones(3) / 3, jax.random.key(0))
+        step = jax.jit(lambda state, problem=problem: solver.step(problem, state))
+        for _ in range(50):
+            state = step(state)
+        ends.append(solver.output(state))
     np.testing.assert_allclose(ends[0].x, ends[1].x, atol=1e-10)
     np.testing.assert_allclose(ends[0].y, ends[1].y, atol=1e-10)
 

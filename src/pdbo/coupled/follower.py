@@ -33,7 +33,7 @@ SHORT_OF = 0.995  # of the way to a bound
 CLOSE = 1e-2  # the residuals of an answer, in barriers
 FLOOR = 1e-10  # the smallest residual that is asked for
 ROUNDED = 1e-6  # residuals below this may be rounding ...
-STALLED = 5  # ... if so many steps do not halve them, as they are if these are full Newton steps
+STALLED = 5  # ... if so many steps do not halve them, as they are if these may be full ones
 HOPELESS = 20  # if so many steps of any length do not halve them there is no answer
 LOST = 10.0  # times what was asked for: such an answer is none
 TINY = 1e-10  # added to the diagonal of K, with the sign of the block
@@ -128,14 +128,12 @@ def answer(oracle: Oracle, x: Vector, start: Answer, mu: float) -> tuple[Answer,
     """The answer at x for a barrier, from one nearby, and K there."""
     at, goal = start, max(CLOSE * mu, FLOOR)
     r, K = _residuals(oracle, x, at, mu), Factors(oracle, x, at)
-    lowest, stalled, full, length = np.inf, 0, 0, 0.0
+    sizes, full, length = [], 0, 0.0
     for _ in range(STEPS):
-        size = _size(r)
-        stalled = stalled + 1 if size > 0.5 * lowest else 0
-        full = full + 1 if stalled and length == 1.0 else 0
-        lowest = min(lowest, size)
-        rounded = full >= STALLED or (size < ROUNDED and stalled >= STALLED)
-        if not size > goal or rounded or stalled >= HOPELESS:
+        sizes.append(_size(r))
+        full = full + 1 if length == 1.0 else 0
+        rounded = (full >= STALLED or sizes[-1] < ROUNDED) and _stale(sizes, STALLED)
+        if not sizes[-1] > goal or rounded or _stale(sizes, HOPELESS):
             break
         rd, rp, re, rc = r
         dy, dm, du = K.solve(-rd, rc / at.m - rp, -re)
@@ -147,6 +145,11 @@ def answer(oracle: Oracle, x: Vector, start: Answer, mu: float) -> tuple[Answer,
             break
         K = Factors(oracle, x, at)
     return at._replace(left=_size(r) / goal), K
+
+
+def _stale(sizes: list[float], steps: int) -> bool:
+    """Whether the last steps have not halved the least of the sizes before them."""
+    return len(sizes) > steps and min(sizes[-steps:]) > 0.5 * min(sizes[:-steps])
 
 
 def follow(at: Answer, along: tuple[Vector, Vector, Vector]) -> Answer:
