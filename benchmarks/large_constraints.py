@@ -33,14 +33,13 @@ import scipy.sparse as sparse
 from .record import FOLDER, write
 
 RUNS = [
-    *(("toll", n, "pdbo") for n in (1000, 10_000)),
-    *(("allocation", n, "pdbo") for n in (1000, 10_000)),
-    *(("conflict", n, "pdbo") for n in (100, 1000, 10_000)),
+    *((kind, n, "pdbo") for n in (1000, 10_000) for kind in ("toll", "allocation", "conflict")),
+    ("conflict", 100, "pdbo"),
+    *((kind, 100_000, "pdbo") for kind in ("toll", "allocation")),
     *(("allocation", n, "HiGHS") for n in (1000, 10_000)),
     *(("conflict", n, "HiGHS") for n in (100, 1000)),
-    *(("conflict", n, "trust-constr") for n in (100, 1000)),
     ("conflict", 100, "SLSQP"),
-    *((kind, 100_000, "pdbo") for kind in ("toll", "allocation")),
+    *(("conflict", n, "trust-constr") for n in (100, 1000)),
 ]
 LIMIT = 60.0  # seconds of the processor for SLSQP and trust-constr ...
 CLOCK = 60.0  # ... and of the clock for HiGHS
@@ -272,10 +271,17 @@ def _rival(row: dict[str, Any]) -> str:
     return f"{f}{proved}, {'' if row['ok'] else 'stopped after '}{row['cpu']:.1f} s"
 
 
+def _place(name: str) -> tuple[int, int]:
+    kind, n = name.rsplit(" ")
+    return list(TITLES).index(kind), int(n)
+
+
 def main() -> None:
     """Every run in a process of its own, and the record; runs that are in the record stay."""
     path = FOLDER / "large_constraints.json"
-    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
+    record = json.loads(path.read_text()) if path.exists() else {"results": {}, "settings": {}}
+    results: dict[str, Any] = record["results"]
+    settings = record["settings"] | {"tol": 1e-3, "limits of rivals": [LIMIT, CLOCK], "big": BIG}
     for kind, n, who in RUNS:
         known = results.setdefault(f"{kind} {n}", {})
         if who in known:
@@ -284,11 +290,8 @@ def main() -> None:
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         known[who] = json.loads(ended.stdout.strip().splitlines()[-1])
         print(kind, n, who, known[who], flush=True)
-        write(
-            "large_constraints",
-            {"tol": 1e-3, "limits of rivals": [LIMIT, CLOCK], "big": BIG},
-            results,
-        )
+        ordered = {name: results[name] for name in sorted(results, key=_place)}
+        write("large_constraints", settings, ordered)
 
 
 if __name__ == "__main__":
