@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from sklearn.linear_model import (
     ARDRegression,
     ElasticNetCV,
     LassoCV,
+    LinearRegression,
     LogisticRegressionCV,
     RidgeCV,
 )
@@ -52,20 +53,47 @@ FIRST = 1000  # the first random seed of artificial data
 SLOW = 5  # data sets of each setting on which slow models are measured
 TEST = 1000  # test samples of artificial data
 GROUP = 20  # features in a group
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Parts(NamedTuple):
+    """Samples to fit, samples that test, and which features matter."""
+
+    X: np.ndarray
+    y: np.ndarray
+    T: np.ndarray
+    u: np.ndarray
+    truth: np.ndarray
+
+
+class Oracle(LinearRegression):
+    """Least squares for those who know which features matter: no method can ask for more."""
+
+    def __init__(self, truth: np.ndarray | None = None):
+        super().__init__()
+        self.truth = truth
+
+    def fit(self, X: np.ndarray, y: np.ndarray, sample_weight: Any = None) -> "Oracle":
+        """Fit the features that matter."""
+        return super().fit(X[:, self.truth], y, sample_weight)
+
+    def predict(self, X: np.ndarray) -> np.ndarray:
+        """Predict from the features that matter."""
+        return super().predict(X[:, self.truth])
 
 
 def regression(seed: int) -> Parts:
     """scikit-learn's make_regression: 300 samples, 30 features, 6 of which matter."""
-    X, y = make_regression(300 + TEST, 30, n_informative=6, noise=20, random_state=seed)
-    return X[:300], y[:300], X[300:], y[300:]
+    X, y, truth = make_regression(
+        300 + TEST, 30, n_informative=6, noise=20, random_state=seed, coef=True
+    )
+    return Parts(X[:300], y[:300], X[300:], y[300:], truth != 0)
 
 
 def _noisy(X: np.ndarray, T: np.ndarray, truth: np.ndarray, rng: np.random.Generator) -> Parts:
     """Targets with noise half as long as the signal."""
     scale = np.linalg.norm(X @ truth) / len(X) ** 0.5 / 2
     y, u = (A @ truth + scale * rng.normal(size=len(A)) for A in (X, T))
-    return X, y, T, u
+    return Parts(X, y, T, u, truth != 0)
 
 
 def correlated(features: int) -> Callable[[int], Parts]:
@@ -110,11 +138,13 @@ def _folds(seed: int) -> KFold:
     return KFold(5, shuffle=True, random_state=seed)
 
 
-def models(title: str, X: np.ndarray, y: np.ndarray, cv: Any) -> dict[str, Any]:
+def models(title: str, parts: Parts, cv: Any) -> dict[str, Any]:
     """The models of the first round; all use the same splits."""
+    X, y = parts.X, parts.y
     chosen: dict[str, Any] = {
         "BilevelLasso": BilevelLasso(cv=cv),
         "LassoCV": LassoCV(cv=cv, max_iter=5000),
+        "the true features": Oracle(parts.truth),
     }
     if "groups" in title:
         labels = np.arange(X.shape[1]) // GROUP
@@ -126,8 +156,9 @@ def models(title: str, X: np.ndarray, y: np.ndarray, cv: Any) -> dict[str, Any]:
     return chosen
 
 
-def slow_models(title: str, X: np.ndarray, y: np.ndarray, cv: Any) -> dict[str, Any]:
+def slow_models(title: str, parts: Parts, cv: Any) -> dict[str, Any]:
     """The models of the second round, which take longer, or find what LassoCV finds."""
+    X, y = parts.X, parts.y
     ratios = [0.1, 0.5, 0.9, 1.0]
     chosen: dict[str, Any] = {
         "BilevelElasticNet": BilevelElasticNet(cv=cv),
@@ -181,10 +212,10 @@ def _compared(
     rounds += [(slow_models, seed) for seed in range(FIRST, FIRST + min(seeds, SLOW))]
     for choose, seed in rounds:
         for title in titles:
-            X, y, T, u = SETTINGS[title](seed)
-            for name, model in choose(title, X, y, splits(seed)).items():
-                seconds[title].setdefault(name, []).append(_timed(model, X, y))
-                error = float(np.mean((u - model.predict(T)) ** 2))
+            parts = SETTINGS[title](seed)
+            for name, model in choose(title, parts, splits(seed)).items():
+                seconds[title].setdefault(name, []).append(_timed(model, parts.X, parts.y))
+                error = float(np.mean((parts.u - model.predict(parts.T)) ** 2))
                 errors[title].setdefault(name, []).append(error)
         if seed > FIRST or choose is slow_models:
             yield {title: _summary(errors[title], seconds[title]) for title in titles}

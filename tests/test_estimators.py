@@ -14,7 +14,7 @@ import jax
 import scipy.sparse
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.linear_model import ElasticNet, Lasso, LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -31,6 +31,7 @@ from pdbo.sklearn import (
     _fit,
     _ridge,
 )
+from pdbo.sklearn._base import Learned
 from pdbo.sklearn._design import Design
 from pdbo.sklearn._fit import LOGISTIC, SQUARED, Models, Penalty, Task, _solved
 
@@ -193,7 +194,7 @@ def test_the_derivative_in_the_penalties(kind):
     term = Penalty(l1, l2, group, labels)
 
     def held_out(term):
-        return models.held(task, models.solve([task], [term], [models.blank(task)])[0])
+        return models.held(task, models.solve([task], [term], [models.blank(task)])[0]).sum()
 
     fit = models.solve([task], [term], [models.blank(task)])[0]
     found = models.derivative(task, term, fit)
@@ -283,43 +284,138 @@ def test_the_path_lists_what_was_tried():
 
 def test_the_level_is_the_one_that_solve_finds():
     model = BilevelRidge("scalar", random_state=0).fit(X, Y)
-    built = _certificate.problem(model._learned)
-    assert built is not None
-    problem, x, y = built
+    problem, x, y = model.as_problem()
     found = pdbo.solve(problem, x + 1.0, jax.tree.map(np.zeros_like, y))
     assert found.ok and abs(found.x) < 1e-3
     assert problem.outer(x, y) <= found.f * (1 + 1e-9)
+    assert model.certificate_.ok and model.certificate_.where == "minimum"
+    assert model.certificate_ is model.certificate_
 
 
-def test_certificates():
-    exact = BilevelRidge("scalar", random_state=0).fit(X, Y)
-    assert exact.certificate_.exact and exact.certificate_.eps < 1e-8
-    assert exact.certificate_ is exact.certificate_
+def test_a_kink_is_a_minimum_of_the_held_out_loss():
+    """The losses beside it are those of scikit-learn's lasso on the same splits."""
+    x, y, *_ = sparse_truth(0, features=8)
+    parts = list(KFold(4, shuffle=True, random_state=0).split(x))
+    model = BilevelLasso("scalar", cv=parts).fit(x / x.std(0), y)
+    found = model.certificate_
+    assert found.ok and found.where == "kink" and found.below < 0 < found.above
+    assert "features enter or leave" in str(found)
+
+    def held_out(level):
+        lasso = Lasso(model.penalty_ * np.exp(level), tol=1e-12, max_iter=100_000)
+        z = x / x.std(0)
+        return np.mean(
+            [np.mean((y[b] - lasso.fit(z[a], y[a]).predict(z[b])) ** 2) for a, b in parts]
+        )
+
+    beside = [held_out(t) for t in (-0.01, 0.0, 0.01)]
+    assert beside[1] < min(beside[0], beside[2])
+
+
+def test_a_certificate_is_refused_away_from_a_minimum():
+    model = BilevelLasso("scalar", random_state=0).fit(X, Y)
+    learner, point, _ = model._learned
+    moved = learner.solved(point.shapes, point.level + 0.5, point.fits, "")
+    found = _certificate.certificate(Learned(learner, moved, learner.finish(moved)))
+    assert found.where == "unknown" and not found.ok and found.inner_gap < 1e-9
+    found = _certificate.certificate(Learned(learner, point, learner.finish(moved)))
+    assert found.inner_gap > 1e-4 and not found.ok  # the final weights are others'
+
+
+@pytest.mark.parametrize(
+    "target, where, ok",
+    [
+        (np.random.default_rng(1).normal(size=200), "strongest", True),  # noise
+        (X @ np.arange(10.0), "negligible", False),
+        (np.ones(200), "negligible", False),
+    ],
+)
+def test_certificates_at_the_ends(target, where, ok):
+    found = BilevelLasso("scalar", random_state=0).fit(X, target).certificate_
+    assert (found.where, found.ok) == (where, ok)
+    assert found.inner_gap < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["l1", "elasticnet", "l2", "groups", "classes"])
+def test_gaps_are_bounds(kind):
+    """On how far the objective of weights that are no minimisers is above the minimum."""
+    rng = np.random.default_rng(0)
+    outputs = 3 if kind == "classes" else 1
+    target = rng.integers(0, 3, 40) if kind == "classes" else rng.normal(size=40)
+    models = Models(
+        Design(rng.normal(size=(40, 6)), np.ones(40), True),
+        LOGISTIC if kind == "classes" else SQUARED,
+        True,
+    )
+    task = Task(np.full(40, 1 / 40), None, target, -1, outputs)
+    zero, labels = np.zeros(6 * outputs), np.arange(6) // 2
+    term = Penalty(
+        zero + 0.05 * (kind != "l2"),
+        zero + 0.1 * (kind in ("l2", "elasticnet")),
+        np.full(3, 0.02) if kind == "groups" else np.zeros(0),
+        labels if kind == "groups" else None,
+    )
+    (best,) = models.solve([task], [term], [models.blank(task)])
+    null = float(task.train @ models.loss.rows(models.blank(task).scores, target))
+    assert _certificate.gaps(models, [task], [term], [best])[0] < 1e-8
+    for size in (1e-3, 0.1, 1.0):
+        part = np.arange(6 * outputs)
+        z = np.concatenate([best.weights + size * rng.normal(size=len(part)), best.offsets])
+        other = models._placed(best, part, z, outputs)
+        excess = models._value(task, term, other) - models._value(task, term, best)
+        (gap,) = _certificate.gaps(models, [task], [term], [other])
+        assert 0 < excess <= gap * null
+
+
+def test_certificates_of_many_weights_and_of_pickles():
+    many = BilevelRidge(random_state=0).fit(np.random.default_rng(0).normal(size=(30, 120)), Y[:30])
+    assert many.certificate_.ok
     group = BilevelGroupLasso("scalar", groups=BLOCKS, random_state=0).fit(X, Y)
-    assert group.certificate_.inner_gap < 1e-12
+    assert group.certificate_.ok
     again = pickle.loads(pickle.dumps(group.fit(X, Y)))
     with pytest.raises(AttributeError, match="look at it before pickling"):
         again.certificate_  # noqa: B018
-    bare = BilevelGroupLasso(
-        "scalar", groups=BLOCKS, fit_intercept=False, random_state=0
-    ).fit(X, Y - Y.mean())  # fmt: skip
-    assert bare.certificate_.inner_gap < 1e-12
-    many = BilevelRidge().fit(np.random.default_rng(0).normal(size=(30, 120)), Y[:30])
-    assert many.certificate_ is None  # 600 weights
 
 
 @pytest.mark.parametrize("intercept", [True, False])
-def test_the_certificate_of_a_classifier(intercept):
+def test_the_problem_of_a_classifier(intercept):
     """Of three classes: its f is the mean of the held-out losses, its y the minimum of g."""
     model = BilevelLogisticRegression(
         "scalar", penalty="l1", fit_intercept=intercept, cv=3, random_state=0
     ).fit(X[:90, :4], np.digitize(Y[:90], [100, 180]))
-    built = _certificate.problem(model._learned)
-    assert built is not None
-    problem, x, y = built
+    problem, x, y = model.as_problem()
     np.testing.assert_allclose(problem.outer(x, y), min(model.path_["loss"]), rtol=1e-6)
-    found = model.certificate_
-    assert found.inner_gap < 1e-9 and ("offsets" in y) == intercept
+    assert pdbo.certify(problem, x, y).inner_gap < 1e-9 and ("offsets" in y) == intercept
+    assert model.certificate_.ok
+
+
+def test_a_problem_of_groups_and_none_at_all():
+    model = BilevelGroupLasso(
+        "scalar", groups=BLOCKS, fit_intercept=False, cv=2
+    ).fit(X, Y - Y.mean())  # fmt: skip
+    assert pdbo.certify(*model.as_problem()).inner_gap < 1e-9
+    with pytest.raises(ValueError, match="No feature is in use"):
+        BilevelLasso().fit(X, np.ones(200)).as_problem()
+
+
+# What is easy: features far from zero, and classes with few members.
+
+
+@pytest.mark.parametrize("model", [BilevelLasso(), BilevelRidge(), BilevelGroupLasso()])
+def test_features_far_from_zero_are_not_constant(model):
+    x, y, *_ = sparse_truth(0, features=5)
+    here = model.set_params(cv=3).fit(x, y).predict(x)
+    np.testing.assert_allclose(model.fit(x + 1e6, y).predict(x + 1e6), here, rtol=1e-6, atol=1e-6)
+    x[:, 3] = 0.1 * 3  # not a number of the machine
+    assert model.fit(x, y).coef_[3] == 0
+
+
+def test_classes_with_few_members():
+    x = X[:6]
+    model = BilevelLogisticRegression(random_state=0).fit(x, [0, 0, 1, 1, 2, 2])
+    assert model.coef_.shape == (3, 10)
+    with pytest.raises(ValueError, match="Every class has one sample only"):
+        model.fit(x, np.arange(6))
 
 
 # What scikit-learn's users do with it.

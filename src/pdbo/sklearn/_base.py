@@ -43,6 +43,7 @@ class Learned(NamedTuple):
 
     learner: Learner
     point: Point
+    fits: list[Fit]  # of all samples
 
 
 class BilevelModel(BaseEstimator):
@@ -116,8 +117,12 @@ class BilevelModel(BaseEstimator):
                 f"Found array with n_samples={count} while a minimum of 2 is required."
             )
         if cv is None:
-            smallest = count if strata is None else np.min(np.unique(strata, return_counts=True)[1])
-            parts = min(int(np.clip(smallest, 3, PARTS)), count)
+            members = [count] if strata is None else np.unique(strata, return_counts=True)[1]
+            if np.max(members) < 2:
+                raise ValueError(
+                    "Every class has one sample only, so none can be held out to learn penalties."
+                )
+            parts = min(int(np.clip(np.min(members), 3, PARTS)), int(np.max(members)))
             kind = KFold if strata is None else StratifiedKFold
             cv = kind(parts, shuffle=True, random_state=self.random_state)
         labels = np.zeros(count) if strata is None else strata
@@ -178,9 +183,9 @@ class BilevelModel(BaseEstimator):
             raise ValueError("The loss is not finite: do some features have very large values?")
         point = learner.learn(bases(design), parameters, rounds)
         given_up = parameters is not None and point.stage == "level"
-        learned = Learned(learner, point)
+        learned = Learned(learner, point, learner.finish(point))
         self._set_learned(learner.path, learned, given_up)
-        return learned, learner.finish(point)
+        return learned, learned.fits
 
     def _set_learned(self, path: list[Any], learned: Any, given_up: bool) -> None:
         """Set what shows what was learned; warn if many penalties were given up for one."""
@@ -243,18 +248,40 @@ class BilevelModel(BaseEstimator):
 
     @property
     def certificate_(self) -> Any:
-        """The certificate of the learned penalties, computed when it is first looked at."""
-        check_is_fitted(self)
+        """Whether the weights and the level are minimisers, computed when first looked at."""
+        found = self._found("certificate_")
         if "_certificate" not in self.__dict__:
-            if "_learned" not in self.__dict__:
-                raise AttributeError(
-                    "certificate_ needs the samples, which a pickled model does not hold: look at "
-                    "it before pickling, or fit again."
-                )
             from ._certificate import certificate
 
-            self._certificate = certificate(self._learned)
+            self._certificate = certificate(found)
         return self._certificate
+
+    def as_problem(self) -> Any:
+        """The bilevel problem over the level of the penalties, for the solvers of the library.
+
+        Returns
+        -------
+        problem : pdbo.Problem
+            x is the logarithm of the level, relative to the one found; y has the weights of every
+            split, for the features in use.
+
+        x, y : pytrees
+            The point found.
+        """
+        found = self._found("as_problem")
+        from ._problem import problem
+
+        return problem(found)
+
+    def _found(self, name: str) -> Any:
+        """What was learned, with the samples."""
+        check_is_fitted(self)
+        if "_learned" not in self.__dict__:
+            raise AttributeError(
+                f"{name} needs the samples, which a pickled model does not hold: look at it before "
+                "pickling, or fit again."
+            )
+        return self._learned
 
     def plot_penalties(self, ax: Any = None) -> Any:
         """Plot the learned penalties, on a logarithmic axis; returns the Matplotlib axes."""

@@ -1,130 +1,142 @@
-"""The certificate of learned penalties: the bilevel problem that they solve, for `certify`."""
+"""The certificate of learned penalties: how nearly the weights and the level are minimisers."""
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
 
 from .._certify import certify
 from .._precision import double
-from .._problem import Problem
-from ..sets import Box
-from ..terms import L1, SparseGroup
-from ._fit import Penalty
-from ._learn import scaled
-from ._penalties import LOGISTIC
+from ._fit import Fit, Models, Penalty, Task
+from ._learn import Learner, Point, scaled
 from ._search import Learned as Found
 
-MOST = 500  # entries of x and y up to which a term has an exact certificate
+GAP = 1e-6  # the largest relative gap of an exact fit
+NEAR = 1e-3  # the largest distance to a minimum, in logarithms of penalties
+NO_LOSS = 1e-20  # a loss that is rounding: targets have unit variance, or there are classes
+NOTHING = 1e-8  # a held-out loss, relative to that without weights, that is as good as zero
+DISTANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # that are tried
+WHERE = {
+    "minimum": "a smooth minimum of the held-out loss",
+    "kink": "a minimum of the held-out loss where features enter or leave the model",
+    "strongest": "at the strongest penalties that were tried, where the held-out loss is lowest",
+    "weakest": "at the weakest penalties that were tried, where the held-out loss is lowest",
+    "negligible": "where the held-out loss is negligible and its minimum was not looked for",
+    "unknown": "not near a minimum of the held-out loss",
+}
 
 
-class Numbers(NamedTuple):
-    """The data of the problem: rows, targets, weights and penalties, one layer for each model."""
+class PenaltyCertificate(NamedTuple):
+    """Whether the weights minimise the problem of their penalties, and the level the held-out loss.
 
-    Z: Array
-    target: Array
-    train: Array
-    held: Array
-    l1: Array
-    l2: Array
-    group: Array
+    Attributes:
+        inner_gap: a bound on how far the objective of a fit is above its minimum, relative to that
+            of the model without weights: the largest over the models of the splits and the final
+            one.
+        distance: how far, in logarithms of the common level of the penalties, a minimum of the
+            held-out loss is away at most: the loss falls towards the level from below and rises
+            above it.
+        below, above: the derivatives of the held-out loss in the logarithm of the level at that
+            distance below and above, relative to the loss of the model without weights.
+        where: "minimum"; "kink", if features enter or leave the model there; "strongest" or
+            "weakest", if the level is at an end of those tried; "negligible", if the held-out loss
+            is next to nothing, so that its minimum means nothing; or "unknown".
+    """
+
+    inner_gap: float
+    distance: float
+    below: float
+    above: float
+    where: str
+
+    @property
+    def eps(self) -> float:
+        """The larger of gap and distance."""
+        return max(self.inner_gap, self.distance)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the gap is at most 1e-6 and the distance at most 1e-3."""
+        return self.inner_gap <= GAP and self.distance <= NEAR
+
+    @property
+    def in_words(self) -> str:
+        """What it says, in a sentence."""
+        near = f"within {self.distance:.0e} of " if self.where in ("minimum", "kink") else ""
+        return (
+            f"The weights minimise their problem to {self.inner_gap:.1e}, and the logarithm of the "
+            f"level is {near}{WHERE[self.where]}."
+        )
+
+    def __str__(self) -> str:
+        return self.in_words
 
 
 def certificate(learned: Any) -> Any:
-    """The certificate at the penalties found; None if too many features are in use."""
-    with double():
-        if isinstance(learned, Found):
+    """The certificate of what was learned; with very many weights that of `pdbo.certify`."""
+    if isinstance(learned, Found):
+        with double():
             return certify(learned.problem, learned.x, learned.w)
-        built = problem(learned)
-        return None if built is None else certify(*built)
-
-
-def problem(learned: Any) -> tuple[Problem, PyTree, PyTree] | None:
-    """The bilevel problem on the features in use, with the x and y found."""
     learner, point = learned.learner, learned.point
-    models, tasks = learner.models, learner.tasks
-    outputs, quadratic = tasks[0].outputs, models.loss.quadratic
-    used, entries = _in_use(point, outputs)
-    if len(tasks) * (len(entries) + outputs) > MOST or not entries.size:
-        return None
-    terms = [_on(scaled(s, point.level), entries) for s in point.shapes[: len(tasks)]]
-    data = Numbers(
-        *(jnp.asarray(v) for v in (
-            models.design.columns(used),
-            np.stack([t.target for t in tasks]),
-            np.stack([t.train for t in tasks]),
-            np.stack([t.held for t in tasks]),
-            np.stack([t.l1 for t in terms]),
-            np.stack([t.l2 for t in terms]),
-            np.stack([t.group for t in terms]),
-        ))
-    )  # fmt: skip
-    y = {"weights": np.stack([f.weights[entries] for f in point.fits])}
-    if models.intercept:
-        y["offsets"] = np.stack([f.offsets for f in point.fits])
-    f, g = _functions(quadratic, outputs, learner.splits)
-    term = _term(data, terms[0], models.intercept)
-    x_set = Box(*(v - point.level for v in learner.range(point.shapes)))
-    built = Problem(f, g, data, x_set=x_set, inner_term=term)
-    return built, jnp.zeros(()), jax.tree.map(jnp.asarray, y)
+    tasks = [*learner.tasks, *learner.whole]
+    terms = [scaled(shape, point.level) for shape in point.shapes]
+    gap = max(gaps(learner.models, tasks, terms, [*point.fits, *learned.fits]))
+    return PenaltyCertificate(gap, *_level(learner, point))
 
 
-def _in_use(point: Any, outputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The features in use in some split, and all their weights."""
-    some = np.any([f.weights.reshape(-1, outputs) != 0 for f in point.fits], axis=(0, 2))
-    labels = point.shapes[0].labels
-    if labels is not None:
-        some = (np.bincount(labels, some) > 0)[labels]
-    used = np.flatnonzero(some)
-    return used, (used[:, None] * outputs + np.arange(outputs)).ravel()
+def gaps(models: Models, tasks: list[Task], terms: list[Penalty], fits: list[Fit]) -> list[float]:
+    """For every model a bound on how far its objective is above the minimum.
+
+    The loss is convex, so it lies above its tangent; the penalties less the tangent are minimised
+    in closed form, among weights whose penalties are at most the objective reached.
+    """
+    found = []
+    for task, term, fit, slope in zip(tasks, terms, fits, models.slopes(tasks, fits), strict=True):
+        w, rows = fit.weights, models.loss.rows(fit.scores, task.target)
+        penalty = term.kinks.value(w) + 0.5 * float(term.l2 @ w**2)
+        over = np.maximum(np.abs(slope) - term.l1, 0.0)
+        squared = term.l2 > 0
+        lower = float(np.sum(over[squared] ** 2 / (2 * term.l2[squared])))
+        excess = _excess(np.where(squared, 0.0, over), term)
+        lower += excess * (float(task.train @ rows) + penalty) if excess > 0 else 0.0
+        gap = penalty + float(slope @ w) + lower
+        if models.intercept:
+            part = task.train[:, None] * models.loss.slope(fit.scores, task.target)
+            gap += float(np.abs(part.sum(0)) @ (1 + np.abs(fit.offsets)))
+        null = float(task.train @ models.loss.rows(models.blank(task).scores, task.target))
+        found.append(max(gap, 0.0) / (null if null > NO_LOSS else 1.0))
+    return found
 
 
-def _on(term: Penalty, entries: np.ndarray) -> Penalty:
-    """The penalties of some entries; their groups are whole."""
-    kinks = term.kinks.on(entries)
-    return Penalty(kinks.l1, term.l2[entries], kinks.group, kinks.labels)
+def _excess(over: np.ndarray, term: Penalty) -> float:
+    """By which part of the penalties slopes exceed them at most."""
+    if term.labels is not None:
+        over = np.sqrt(np.bincount(term.labels, over**2, len(term.group) + 1))[:-1]
+        over, weight = np.maximum(over - term.group, 0.0), term.group
+    else:
+        weight = term.l1
+    part = over > 0
+    if not np.any(part):
+        return 0.0
+    return float(np.max(over[part] / weight[part])) if np.all(weight[part] > 0) else np.inf
 
 
-def _functions(quadratic: bool, outputs: int, splits: int) -> Any:
-    """The outer and the inner function of the logarithm of the level."""
-
-    def losses(y: PyTree, data: Numbers) -> Array:
-        scores = jnp.einsum("ij,tjc->tic", data.Z, y["weights"].reshape(len(data.l1), -1, outputs))
-        if "offsets" in y:
-            scores = scores + y["offsets"][:, None]
-        if quadratic:
-            return 0.5 * (scores[..., 0] - data.target) ** 2
-        return jax.vmap(LOGISTIC.rows)(scores, data.target)
-
-    def f(x: Array, y: PyTree, data: Numbers) -> Array:
-        return jnp.sum(data.held * losses(y, data)) / splits
-
-    def g(x: Array, y: PyTree, data: Numbers) -> Array:
-        squares = jnp.exp(x) * data.l2 * y["weights"] ** 2
-        value = jnp.sum(data.train * losses(y, data)) + 0.5 * jnp.sum(squares)
-        if outputs > 1 and "offsets" in y:  # a constant added to all offsets changes nothing
-            value += 0.5 * jnp.sum(jnp.sum(y["offsets"], -1) ** 2)
-        return value
-
-    return f, g
-
-
-def _term(data: Numbers, first: Penalty, intercept: bool) -> Any:
-    """The nonsmooth part, None if there is none."""
-    if first.smooth:
-        return None
-
-    def l1(x: Array) -> PyTree:
-        weights = {"weights": data.l1 * jnp.exp(x)}
-        return weights | {"offsets": 0.0} if intercept else weights
-
-    if first.labels is None:
-        return L1(l1)
-    models, groups = len(data.l1), data.group.shape[1]
-    labels = {"weights": np.arange(models)[:, None] * groups + first.labels}
-    if intercept:
-        labels["offsets"] = np.full((models, 1), -1)
-    ordered = {k: labels[k] for k in sorted(labels)}
-    return SparseGroup(l1, lambda x: (data.group * jnp.exp(x)).ravel(), ordered)
+def _level(learner: Learner, point: Point) -> tuple[float, float, float, str]:
+    """The distance to a minimum of the held-out loss, its derivatives there, and its kind."""
+    low, high = learner.range(point.shapes)
+    null = learner.null if learner.null > NO_LOSS else 1.0
+    if point.loss <= max(learner.least, NOTHING * null):
+        return np.inf, np.nan, np.nan, "negligible"
+    slopes = (np.nan, np.nan)
+    for distance in DISTANCES:
+        ends = (point.level - distance, point.level + distance)
+        beside = [learner.solved(point.shapes, level, point.fits, "") for level in ends]
+        slopes = tuple(learner.slope(p) / null for p in beside)
+        if point.level > high - distance and slopes[0] <= 0:
+            return distance, *slopes, "strongest"
+        if point.level < low + distance and slopes[1] >= 0:
+            return distance, *slopes, "weakest"
+        if slopes[0] <= 0 <= slopes[1]:
+            used = [[np.flatnonzero(fit.weights) for fit in p.fits] for p in beside]
+            same = all(np.array_equal(a, b) for a, b in zip(*used, strict=True))
+            return distance, *slopes, "minimum" if same else "kink"
+    return np.inf, *slopes, "unknown"

@@ -9,18 +9,22 @@ Matrix = Any
 """A dense array or a SciPy sparse matrix, which has no types."""
 
 
+# Deviations below these parts of the size of a column, squared, are rounding: it is constant.
+ROUNDING, SPARSE_ROUNDING = 1e-20, 1e-12
+
+
 def moments(X: Matrix, weight: np.ndarray, centred: bool) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean (zero unless `centred`) and variance about it, in double precision."""
     share = weight.astype(np.float64) / weight.sum(dtype=np.float64)
     if scipy.sparse.issparse(X):
         mean = np.asarray(X.T @ share) if centred else np.zeros(X.shape[1])
         square = np.asarray(X.multiply(X).T @ share)
-        variance = square - mean**2
+        variance, rounding = square - mean**2, SPARSE_ROUNDING
     else:
         mean = share @ X if centred else np.zeros(X.shape[1])
         square = share @ X.astype(np.float64) ** 2
-        variance = share @ (X - mean) ** 2
-    return mean, np.where(variance > 1e-12 * square, variance, 0)
+        variance, rounding = share @ (X - mean) ** 2, ROUNDING
+    return mean, np.where(variance > rounding * square, variance, 0)
 
 
 class Design:

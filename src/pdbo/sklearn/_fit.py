@@ -158,10 +158,10 @@ class Models:
         ends = np.cumsum([t.outputs for t in tasks])[:-1]
         return [part.ravel() for part in np.split(every, ends, axis=1)]
 
-    def held(self, task: Task, fit: Fit) -> float:
-        """The loss on the rows held out."""
+    def held(self, task: Task, fit: Fit) -> np.ndarray:
+        """The loss of every row, times its weight among those held out."""
         assert task.held is not None
-        return float(task.held @ self.loss.rows(fit.scores, task.target))
+        return task.held * self.loss.rows(fit.scores, task.target)
 
     def solve(self, tasks: list[Task], terms: list[Penalty], fits: list[Fit]) -> list[Fit]:
         """The models for their penalties, from earlier ones on."""

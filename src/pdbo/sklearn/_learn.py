@@ -5,7 +5,8 @@ mean loss on the rows that the splits hold out.
 
 1. Level: a path from strong to weak penalties, then steps along the derivative of the loss.
 2. Shape: $\omega_g = (|w_g| / \max|w| + \epsilon)^{-\gamma}$ with the weights w of the model
-   before, which every split fits to its own samples. Rounds go on while the loss surely falls.
+   before, which every split fits to its own samples. Rounds go on while the loss falls by more
+   than noise.
 
 References: Zou, The adaptive lasso and its oracle properties, 2006; Bühlmann & Meier, discussion of
 One-step sparse estimates in nonconcave penalized likelihood models, 2008; Bertrand et al., Implicit
@@ -23,10 +24,12 @@ STEP = 0.4  # of the logarithm of the level along a path; smooth penalties take 
 SMOOTH_STEP = 1.0
 LONGEST = 30  # the most steps of a path
 PATIENCE = 2  # steps of a path without a lower loss after which it ends
-SECANT = 12  # the most steps that refine a level
-NEGLIGIBLE = 1e-10  # slopes times lengths, relative to the loss, at which a refinement ends
-POWERS = (1.0, 2.0)  # exponents of a shape that are tried
-FLOOR = 0.01  # added to weights, relative to the largest, before a power is taken
+SECANT = 25  # the most steps that refine a level
+NARROW = 3e-4  # width of the levels that a minimum lies between at which a refinement ends
+NEGLIGIBLE = 1e-11  # slopes, relative to the loss without weights, at which a refinement ends
+SHAPES = ((2.0, 0.01), (3.0, 0.1))  # powers, and what is added to weights relative to the largest
+SMOOTH_SHAPES = ((2.0, 0.01), (4.0, 0.01))  # of squares
+SURE = 0.5  # standard errors over the rows by which the loss must fall for a shape to count
 
 
 class Row(NamedTuple):
@@ -45,20 +48,20 @@ class Point(NamedTuple):
         shapes: for every task the penalties at level zero, those of all samples last.
         level: the logarithm that they are multiplied by.
         fits: the models of the splits.
-        losses: the held-out loss of every split.
+        rows: what every row adds to the held-out loss, the mean over the splits.
         stage: how it was found.
     """
 
     shapes: list[Penalty]
     level: float
     fits: list[Fit]
-    losses: np.ndarray
+    rows: np.ndarray
     stage: str
 
     @property
     def loss(self) -> float:
         """The mean over the splits."""
-        return float(self.losses.mean())
+        return float(self.rows.sum())
 
 
 class Parameters(NamedTuple):
@@ -108,7 +111,8 @@ class Learner:
         self.path: list[Row] = []
         self.blank = [models.blank(task) for task in tasks]
         self.splits = 1 + max(task.split for task in tasks)
-        self.null = float(self._losses(tasks, self.blank).mean())
+        self.held = np.any([t.held > 0 for t in tasks], axis=0)
+        self.null = float(self._rows(self.blank).sum())
         # classes that can be told apart: the loss falls for ever, and means nothing any more
         self.least = 0.0 if models.loss.quadratic else 1e-3 * self.null
 
@@ -120,27 +124,32 @@ class Learner:
         if parameters is None or not any(np.any(fit.weights) for fit in best.fits):
             return self.refined(best)
         first = best.shapes[0]
+        kinds = SMOOTH_SHAPES if first.smooth else SHAPES
         for turn in range(rounds):
             fits, stage = [*best.fits, *self.finish(best)], f"shape {turn + 1}"
-            shapes = (self.reshaped(first, fits, parameters, power) for power in POWERS)
+            shapes = (self.reshaped(first, fits, parameters, *kind) for kind in kinds)
             found = min((self.around(shape, best, stage) for shape in shapes), key=_loss)
-            if not _surely_less(found.losses, best.losses, self.least):
+            if not self.surely_less(found, best):
                 break
             best = found
         return self.refined(best)
 
-    def _losses(self, tasks: Sequence[Task], fits: Sequence[Fit]) -> np.ndarray:
-        """The held-out loss of every split, summed over its targets."""
-        values = np.zeros(self.splits)
-        for task, fit in zip(tasks, fits, strict=True):
-            values[task.split] += self.models.held(task, fit)
-        return values
+    def _rows(self, fits: Sequence[Fit]) -> np.ndarray:
+        """What every row adds to the held-out loss, the mean over the splits."""
+        rows = np.zeros(self.models.design.shape[0])
+        for task, fit in zip(self.tasks, fits, strict=True):
+            rows += self.models.held(task, fit)
+        return rows / self.splits
 
     def at(self, shapes: list[Penalty], level: float, fits: list[Fit], stage: str) -> Point:
-        """The point of a level."""
+        """The point of a level, which the path now lists."""
+        return self.noted(self.solved(shapes, level, fits, stage))
+
+    def solved(self, shapes: list[Penalty], level: float, fits: list[Fit], stage: str) -> Point:
+        """The point of a level, from earlier models on."""
         terms = [scaled(shape, level) for shape in shapes[: len(self.tasks)]]
         fits = self.models.solve(self.tasks, terms, fits)
-        return self.noted(Point(shapes, level, fits, self._losses(self.tasks, fits), stage))
+        return Point(shapes, level, fits, self._rows(fits), stage)
 
     def noted(self, point: Point) -> Point:
         """The point, which the path now lists."""
@@ -210,35 +219,41 @@ class Learner:
         return total / self.splits
 
     def refined(self, point: Point) -> Point:
-        """The point near a point of a path where the derivative changes sign."""
+        """A local minimum near the best point of a path: one between it and a neighbour.
+
+        The loss falls from the best point towards `far`, where it is higher or falls back. Both
+        ends move, by the secant of their derivatives if these differ in sign, else by halves; by
+        halves, too, if the step before left more than half, as happens at a kink.
+        """
         if point.loss <= self.least:
             return point
         best, slope, step = point, self.slope(point), _step(point.shapes)
-        least, most = self.range(point.shapes)
-        lower, upper = max(point.level - step, least), min(point.level + step, most)
-        ends = {True: (upper, np.nan), False: (lower, np.nan)}  # beyond the minimum, before it
-        last = None
+        far = float(np.clip(point.level - np.sign(slope) * step, *self.range(point.shapes)))
+        pulls, moved, before = [slope, np.nan], None, np.inf  # pulls: at the best point, at `far`
         for _ in range(SECANT):
-            side = slope > 0
-            other = ends[not side]
-            if side == last:  # the Illinois rule: else one end may never move
-                ends[not side] = (other[0], 0.5 * other[1])
-            ends[side], last = (point.level, slope), side
-            (high, above), (low, below) = ends[True], ends[False]
-            if abs(slope) * min(high - low, 1.0) <= NEGLIGIBLE * self.null:
+            length = far - best.level
+            if abs(length) <= NARROW or abs(slope) <= NEGLIGIBLE * self.null:
                 break
-            part = below / (below - above) if np.isfinite(above - below) else 0.5
-            level = low + float(np.clip(part, 0.01, 0.99)) * (high - low)
-            point = self.at(point.shapes, level, point.fits, point.stage)
-            slope = self.slope(point)
-            if point.loss <= best.loss:
-                best = point
+            secant = pulls[0] * pulls[1] < 0 and abs(length) <= 0.5 * before
+            part, before = pulls[0] / (pulls[0] - pulls[1]) if secant else 0.5, abs(length)
+            level = best.level + float(np.clip(part, 0.01, 0.99)) * length
+            trial = self.at(point.shapes, level, best.fits, point.stage)
+            there = self.slope(trial)
+            if trial.loss > best.loss + 1e-14 * self.null:
+                far, pulls[1], end = level, there, 1
+            else:
+                if there * slope <= 0:
+                    far, pulls[1] = best.level, slope
+                best, slope, pulls[0], end = trial, there, there, 0
+            if end == moved:  # the Illinois rule: else one end may never move
+                pulls[1 - end] *= 0.5
+            moved = end
         return best
 
     # Shape
 
     def reshaped(
-        self, shape: Penalty, fits: list[Fit], parameters: Parameters, power: float
+        self, shape: Penalty, fits: list[Fit], parameters: Parameters, power: float, floor: float
     ) -> list[Penalty]:
         """For every task the shape from the weights of its split; the given one if all are zero."""
         tasks = [*self.tasks, *self.whole]
@@ -246,9 +261,18 @@ class Learner:
         for task, fit in zip(tasks, fits, strict=True):
             more = parameters.squares(fit.weights)
             squares[task.split] = squares.get(task.split, 0.0) + more
-        by = 2 * power if shape.smooth else power
-        logs = {split: _log_sizes(square) for split, square in squares.items()}
-        return [parameters.spread(shape, -by * logs[task.split]) for task in tasks]
+        logs = {split: _log_sizes(square, floor) for split, square in squares.items()}
+        return [parameters.spread(shape, -power * logs[task.split]) for task in tasks]
+
+    def surely_less(self, point: Point, before: Point) -> bool:
+        """Whether the loss fell by more than the least and by more than noise.
+
+        Rows tell the noise of a difference better than a handful of splits would, and one split is
+        enough.
+        """
+        fall = (before.rows - point.rows)[self.held]
+        error = float(fall.std()) * len(fall) ** 0.5
+        return bool(fall.sum() > SURE * error + self.least)
 
     def finish(self, point: Point) -> list[Fit]:
         """The models of all samples."""
@@ -273,17 +297,10 @@ def _matched(shapes: list[Penalty], before: Point) -> float:
     return float(np.log(sizes[0] / sizes[1])) if np.all(sizes > 0) else 0.0
 
 
-def _log_sizes(squares: np.ndarray) -> np.ndarray:
+def _log_sizes(squares: np.ndarray, floor: float) -> np.ndarray:
     """The logarithms of sizes relative to the largest, bounded below; zero if all are zero."""
     most = float(np.max(squares))
-    return np.log(np.sqrt(squares / most) + FLOOR) if most > 0 else np.zeros_like(squares)
-
-
-def _surely_less(losses: np.ndarray, first: np.ndarray, least: float) -> bool:
-    """Whether the losses fell by more than the least; with several splits, than an error more."""
-    fall = first - losses
-    error = fall.std(ddof=1) / len(fall) ** 0.5 if len(fall) > 1 else 0.0
-    return bool(fall.mean() > error + least)
+    return np.log(np.sqrt(squares / most) + floor) if most > 0 else np.zeros_like(squares)
 
 
 def _closing_level(slope: np.ndarray, shape: Penalty) -> float:
