@@ -44,7 +44,6 @@ from pdbo.sklearn import (
     BilevelLasso,
     BilevelLogisticRegression,
     BilevelRidge,
-    _certificate,
 )
 
 from .record import write
@@ -78,7 +77,7 @@ class Oracle(LinearRegression):
 
     def predict(self, X: np.ndarray) -> np.ndarray:
         """Predict from the features that matter."""
-        return super().predict(X[:, self.truth])
+        return np.asarray(super().predict(X[:, self.truth]))
 
 
 def regression(seed: int) -> Parts:
@@ -339,9 +338,7 @@ def by_solve(seeds: int = 1) -> Iterator[dict[str, Any]]:
         _timed(model, *data)
         results[title] = {"fit_seconds": _timed(model, *data)}
         with jax.enable_x64(True):
-            built = _certificate.problem(model._learned)
-            assert built is not None
-            problem, x, weights = built
+            problem, x, weights = model.as_problem()
             for call in ("first", "second"):
                 start = time.process_time()
                 sol = pdbo.solve(problem, x + 1.0, jax.tree.map(jnp.zeros_like, weights))

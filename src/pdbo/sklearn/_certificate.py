@@ -126,17 +126,17 @@ def _level(learner: Learner, point: Point) -> tuple[float, float, float, str]:
     null = learner.null if learner.null > NO_LOSS else 1.0
     if point.loss <= max(learner.least, NOTHING * null):
         return np.inf, np.nan, np.nan, "negligible"
-    slopes = (np.nan, np.nan)
+    below, above = np.nan, np.nan
     for distance in DISTANCES:
         ends = (point.level - distance, point.level + distance)
         beside = [learner.solved(point.shapes, level, point.fits, "") for level in ends]
-        slopes = tuple(learner.slope(p) / null for p in beside)
-        if point.level > high - distance and slopes[0] <= 0:
-            return distance, *slopes, "strongest"
-        if point.level < low + distance and slopes[1] >= 0:
-            return distance, *slopes, "weakest"
-        if slopes[0] <= 0 <= slopes[1]:
+        below, above = (learner.slope(p) / null for p in beside)
+        if point.level > high - distance and below <= 0:
+            return distance, below, above, "strongest"
+        if point.level < low + distance and above >= 0:
+            return distance, below, above, "weakest"
+        if below <= 0 <= above:
             used = [[np.flatnonzero(fit.weights) for fit in p.fits] for p in beside]
             same = all(np.array_equal(a, b) for a, b in zip(*used, strict=True))
-            return distance, *slopes, "minimum" if same else "kink"
-    return np.inf, *slopes, "unknown"
+            return distance, below, above, "minimum" if same else "kink"
+    return np.inf, below, above, "unknown"

@@ -97,9 +97,9 @@ class BilevelLogisticRegression(ClassifierMixin, BilevelModel):
         (held out) and "nonzero" (the mean number of weights in use), but with many weights.
 
     certificate_ : object
-        How far the learned numbers are from a stationary point of the outer function: the exact
-        certificate of `pdbo.certify`, computed when it is first looked at. It covers the features
-        in use; None if these are too many.
+        Whether the weights minimise their problem and the level of the penalties the held-out
+        loss: `ok`, `inner_gap`, `distance` and `where`, computed when it is first looked at.
+        With many weights (see Notes) it is that of `pdbo.certify`.
 
     n_iter_ : int
         The number of points tried.

@@ -111,7 +111,7 @@ class Learner:
         self.path: list[Row] = []
         self.blank = [models.blank(task) for task in tasks]
         self.splits = 1 + max(task.split for task in tasks)
-        self.held = np.any([t.held > 0 for t in tasks], axis=0)
+        self.held = np.any([np.asarray(t.held) > 0 for t in tasks], axis=0)
         self.null = float(self._rows(self.blank).sum())
         # classes that can be told apart: the loss falls for ever, and means nothing any more
         self.least = 0.0 if models.loss.quadratic else 1e-3 * self.null

@@ -141,9 +141,8 @@ class BilevelRidge(_Regressor):
         in use).
 
     certificate_ : object
-        How far the learned numbers are from a stationary point of the outer function: the exact
-        certificate of `pdbo.certify`, computed when it is first looked at. It covers the features
-        in use; None if these are too many.
+        Whether the weights minimise their problem and the level of the penalties the held-out
+        loss: `ok`, `inner_gap`, `distance` and `where`, computed when it is first looked at.
 
     n_iter_ : int
         The number of points tried.
@@ -242,9 +241,8 @@ class BilevelLasso(_Regressor):
         in use).
 
     certificate_ : object
-        How far the learned numbers are from a stationary point of the outer function: the exact
-        certificate of `pdbo.certify`, computed when it is first looked at. It covers the features
-        in use; None if these are too many.
+        Whether the weights minimise their problem and the level of the penalties the held-out
+        loss: `ok`, `inner_gap`, `distance` and `where`, computed when it is first looked at.
 
     n_iter_ : int
         The number of points tried.
@@ -276,7 +274,7 @@ class BilevelLasso(_Regressor):
     2. Shape: a penalty is divided by a power of the weight that the model before gave to it (Zou
        2006), in every split by the weights of that split alone. Two powers are tried in each
        round, at levels around the one at which the penalties weigh the models before as they did.
-       A round counts if it lowers the held-out loss by more than a standard error.
+       A round counts if it lowers the held-out loss by more than half a standard error.
 
     If the first round does not count, one level is used for all, `per_` is "scalar", and a
     `PenaltyWarning` says so. Many penalties fitted to few samples would overfit; a handful of
@@ -363,9 +361,8 @@ class BilevelElasticNet(_Regressor):
         in use).
 
     certificate_ : object
-        How far the learned numbers are from a stationary point of the outer function: the exact
-        certificate of `pdbo.certify`, computed when it is first looked at. It covers the features
-        in use; None if these are too many.
+        Whether the weights minimise their problem and the level of the penalties the held-out
+        loss: `ok`, `inner_gap`, `distance` and `where`, computed when it is first looked at.
 
     n_iter_ : int
         The number of points tried.
@@ -487,9 +484,8 @@ class BilevelGroupLasso(_Regressor):
         in use).
 
     certificate_ : object
-        How far the learned numbers are from a stationary point of the outer function: the exact
-        certificate of `pdbo.certify`, computed when it is first looked at. It covers the features
-        in use; None if these are too many.
+        Whether the weights minimise their problem and the level of the penalties the held-out
+        loss: `ok`, `inner_gap`, `distance` and `where`, computed when it is first looked at.
 
     n_iter_ : int
         The number of points tried.
