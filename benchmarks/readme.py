@@ -120,7 +120,8 @@ def penalties() -> str:
         "Test error relative to LassoCV on the same data, mean ± standard error, and processor "
         "seconds of a fit, one core. Data sets have 200 samples (make_regression: 300); the "
         "features are standard normal, with correlations 0.5^|j - k| or in groups of 20; the noise "
-        "is half as long as the signal. All models have the same data and, here, the same five "
+        'is half as long as the signal. "the true features" is least squares that knows which '
+        "features matter. All models have the same data and, here, the same five "
         f"folds.\n\n{folds}\n\nThe same with 100 samples that train and 100 that validate, as "
         f"papers on bilevel optimisation have it. In brackets: the test error.\n\n{split}"
     )

@@ -3,6 +3,7 @@
 import importlib.util
 import pickle
 import sys
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -410,6 +411,17 @@ def test_features_far_from_zero_are_not_constant(model):
     np.testing.assert_allclose(model.fit(x + 1e6, y).predict(x + 1e6), here, atol=1e-4)
     x[:, 3] = 0.1 * 3  # not a number of the machine
     assert model.fit(x, y).coef_[3] == 0
+
+
+def test_memory_is_flat_in_the_number_of_folds():
+    x = np.random.default_rng(0).normal(size=(400, 1500))
+    peaks = []
+    for folds in (2, 10):
+        tracemalloc.start()
+        BilevelLasso("scalar", cv=folds).fit(x, x[:, :5].sum(1))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_classes_with_few_members():
