@@ -56,8 +56,8 @@ ITERATIONS = 2000  # of the first-order search from a y0 where Newton's method d
 def inner_solution(problem: Problem, x: PyTree, y0: PyTree) -> PyTree:
     r"""The inner minimiser at x, as a function that JAX can differentiate.
 
-    Of many minimisers it is the one nearest to y0 that the search finds from there, in the metric
-    of y: it depends on y0, too, and its derivatives are right in that case as well. It works under
+    If there are many minimisers, it is the nearest one to y0 that the search finds from there. It
+    then depends on y0, too, and its derivatives are right in that case as well. It works under
     `jit`, `vmap`, `grad`, `jvp` and `jacobian`, and its derivatives by x, by y0, by the problem's
     data and by the numbers of its sets cost one linear solve each. Second derivatives are right if
     the minimiser is unique.

@@ -72,8 +72,8 @@ def multistart(
         problem: the problem.
         x0s, y0s: the starts, with a leading axis; or one start, if `starts` is given.
         solver: the method, `AutoPDBO()` unless named.
-        starts: how many starts to make of the one given: itself, and points spread evenly over the
-            bounded sets or, if a set is unbounded, over a cube around it.
+        starts: how many starts to make from the one given: itself, and points spread evenly over
+            the bounded sets or, if a set is unbounded, over a cube around it.
         radius: half the width of that cube; three times the root mean square of x0 for x and of
             y0 for y unless given, at least 1.
         steps, tol, every: as in `solve`, for each start.

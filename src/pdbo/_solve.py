@@ -57,13 +57,13 @@ def solve(
     Arguments:
         problem: the problem.
         x0, y0: the start. Outside its set it is projected, with a warning.
-        solver: the method; None is `AutoPDBO()`, on `Batches` `Implicit` or `BatchPDBO()`, where
-            `shard` splits x or y `BatchPDBO()`: nothing to tune.
+        solver: the method. None takes one that needs no tuning: `AutoPDBO()`; `Implicit()` or
+            `BatchPDBO()` on `Batches`; `BatchPDBO()` if `shard` splits x or y.
         steps: the most steps this call takes, 10,000 unless the solver sets its own budget.
-        tol: the run ends when the certificate's eps is at most this. With None nothing is estimated
-            during the run, which takes all its steps; the certificate is there if asked for.
-        every: a row is recorded every so many steps: 100, or ten passes over data in batches. The
-            certificate is estimated there, and computed if that is within the tolerance.
+        tol: the run ends when the certificate's eps is at most this. With None the run takes all
+            its steps, and the certificate is computed when you first look at it.
+        every: the steps between two rows of the history: 100, or ten passes over data in batches.
+            The certificate is estimated there, and computed if that is within the tolerance.
         state: the `state` of an earlier solution, to carry on from in place of a start.
         key: a PRNG key for solvers that draw random numbers.
         throw: whether failures raise an exception that carries the Solution, or return their code.
@@ -71,11 +71,11 @@ def solve(
         observe: `observe(x, y)` returns a dict of arrays to record in the history too.
         callback: `callback(row)` is called with every row recorded; the run stops if it returns
             True.
-        seconds: the run stops at the first record after so many.
-        checkpoint: a folder, made if need be. If it holds a checkpoint of this run, the run carries
-            on from there, bit for bit, up to `steps` in all. Ctrl-C or SIGTERM ends the run after
+        seconds: the run stops at the first record after this time.
+        checkpoint: a folder, created if there is none. A checkpoint of this run in it is carried on
+            from, bit for bit, up to `steps` in all. Ctrl-C or SIGTERM ends the run after
             the current chunk with a checkpoint; another Ctrl-C ends the process at once.
-        checkpoint_every: the seconds between two checkpoints; 0 is one at every record.
+        checkpoint_every: the seconds between two checkpoints; 0 writes one at every record.
 
     Under jit and vmap nothing is raised or shown and the certificate has the precision of the
     problem. Elsewhere it is computed in double, at the point returned. `AutoPDBO` runs in double up

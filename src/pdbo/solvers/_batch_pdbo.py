@@ -119,22 +119,22 @@ class BatchPDBO(Solver):
 
     A step takes one batch of f and one of g. y follows $g_y(x, y) + f_y(x, y)/\lambda$ and
     $\hat y$ follows $g_y(x, \hat y)$ by Adam with one preconditioner for both, so that they
-    differ by what f says only; x follows an average of
+    differ only by the influence of f; x follows an average of
     $f_x + \lambda(g_x(x, y) - g_x(x, \hat y))$ over its root mean square so far. In a round the
     rates fall to zero, that of x somewhat earlier.
 
-    A round is judged by f at $(x, \hat y)$ on all examples, in parts. Better for sure: x rests for
-    a while, so that $\hat y$ catches up, and the round counts if it is better still. Worse for
-    sure: it is undone, and x moves in smaller steps. Neither: it is undone, and the multiplier
-    grows tenfold. The best round is returned; a run ends when six rounds in a row have brought
-    nothing.
+    A round is judged by f at $(x, \hat y)$ on all examples, in parts. If f is significantly lower,
+    x rests for a while, so that $\hat y$ catches up, and the round counts if f is lower still. If f
+    is significantly higher, the round is undone, and x moves in smaller steps. In between, it is
+    undone, and the multiplier grows tenfold. The best round is returned; a run ends when six rounds
+    in a row have brought nothing.
 
     If f has fewer than ten examples for each entry of x, later gains fit the noise of the examples,
-    and an inner estimate that has learnt its own examples by heart does not tell wrong ones. Then
-    one round of y alone is all before x moves, the multiplier stays low, so that y keeps learning
+    and an inner estimate that has memorised its own examples cannot tell which of them are wrong.
+    Then x moves after a single round of y alone, the multiplier stays low, so that y keeps learning
     from f's examples, and $\hat y$ follows at a tenth of the rate while x moves. x rests for good
     after a round that gains less than a tenth of what all rounds before it have. From then on f
-    and g weigh the same, and y and $\hat y$ go on as long as that lowers f for sure.
+    and g weigh the same, and y and $\hat y$ go on as long as that lowers f significantly.
 
     If every batch holds all examples, and Y is free, there is no noise, and it takes implicit
     gradients instead: y by a quasi-Newton method, the adjoint by conjugate gradients that end where
@@ -145,8 +145,8 @@ class BatchPDBO(Solver):
     the certificate says how good a point is.
 
     Arguments:
-        estimate: whether $\hat y$ is returned in place of y, which learns from f's examples too. So
-            it is when `solve` chooses this method for x or y split over devices.
+        estimate: whether $\hat y$ is returned in place of y, which learns from f's examples too.
+            It is returned if `solve` chose this method because x or y is split over devices.
 
     Reference: this package, after Sow, Ji, Guan & Liang, A Primal-Dual Approach to Bilevel
     Optimization with Multiple Inner Minima (2022) for the constraint on the inner gap, and Kingma

@@ -57,7 +57,7 @@ class Implicit(Solver):
     2. **Faces.** The derivative of the projection onto Y (onto X) tells which directions are open.
        If f has a kink where the face changes, the pieces on both sides make the step.
     3. **Saddles.** If f curves downwards, the step follows the descent, and is measured in units of
-       x itself; from a maximum, either way.
+       x itself; at a maximum it goes either way.
 
     It runs on the host, around a few small compiled programs, so that the first call takes a
     fraction of a second. Beyond 500 entries of x or y there are no matrices: conjugate

@@ -34,8 +34,7 @@ class ProximalPDBOState(eqx.Module):
 class ProximalPDBO(Solver):
     r"""Proximal-PDBO: rounds of PDBO on regularised subproblems, for nonconvex f and $\tilde h$.
 
-    Round k runs T iterations of PDBO from $z_0 = \tilde z_{k-1}$, with the multiplier started
-    again, on
+    Round k runs T iterations of PDBO from $z_0 = \tilde z_{k-1}$, with the multiplier reset, on
 
     $$\min_z\ f(z) + \rho_f \|z - \tilde z_{k-1}\|^2 \quad\text{s.t.}\quad
       \tilde h(z) + \rho \|x - \tilde x_{k-1}\|^2 \le 0,$$
