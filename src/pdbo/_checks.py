@@ -325,6 +325,8 @@ def _evaluated(name: str, call: Callable, x: PyTree, y: PyTree) -> PyTree:
     before = _generators()
     try:
         out = eqx.filter_eval_shape(call, x, y)
+    except ProblemError:  # it says what is wrong
+        raise
     except Exception as error:  # whatever the user's function raised
         raise ProblemError(
             f"{name} cannot be evaluated at (x0, y0){_hint(error, x, y)}: {brief(error)}"

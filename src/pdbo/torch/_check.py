@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._checks import kind
-from .._errors import ProblemError, brief
+from .._errors import ProblemError, brief, line_of
 from ._functions import TorchFunction
 from ._sides import Side
 
@@ -83,7 +83,7 @@ def _evaluated(function: TorchFunction, structure: Any, point: list, rows: list)
         raise
     except Exception as error:
         raise ProblemError(
-            f"{function.name} cannot be evaluated at (x0, y0): {brief(error)}."
+            f"{function.name} cannot be evaluated at (x0, y0): {brief(error)}{line_of(error)}."
         ) from error
     if any(
         not torch.equal(a, b) for a, b in zip(random, _random_state(point[0].device), strict=True)
