@@ -11,7 +11,7 @@ HEAD = """\
 How long each library takes to a target accuracy, on the same data, from the same start, on the same
 number of cores; the best of several settings counts. A ratio is the library's time divided by
 pdbo's: above 1, pdbo is ahead. The column pdbo names the solver that was tuned; "pdbo, untuned" is
-the default, `AutoPDBO`, with nothing set. Other measurements: [Measured
+the default of 18 November 2026, an older `AutoPDBO`, with nothing set. Other figures: [Measured
 results](results.md).
 """
 METHOD = """\

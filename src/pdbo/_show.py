@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from ._compare import Comparison
+    from ._problem import Problem
+    from ._solution import Solution
+
 AXES = ("step", "calls", "seconds")
 CURVES = ("f", "inner_gap", "stationarity", "x_error", "y_error")
 LEAST = 1e-16  # what zero is drawn as on a logarithmic axis
 
 
-def module(value: Any) -> str:
+def module(value: object) -> str:
     """A module as text, with its numbers in place of their types."""
     fields = {k: v for k, v in vars(value).items() if not k.startswith("_")}
     parts = (f"{name}={_field(v)}" for name, v in fields.items())
@@ -34,7 +38,7 @@ def _field(value: object) -> str:
     return trees.text(value) if hasattr(value, "dtype") else repr(value)
 
 
-def problem(value: Any) -> str:
+def problem(value: "Problem") -> str:
     """A problem as text: its functions, its data by shape and its sets."""
     named = [
         (name, getattr(value, name)) for name in ("f", "g", "outer_constraint", "inner_constraint")
@@ -46,7 +50,7 @@ def problem(value: Any) -> str:
     return "Problem\n" + "\n".join(f"  {line}" for part in lines for line in part.splitlines())
 
 
-def _function(call: Any) -> str:
+def _function(call: object) -> str:
     name = getattr(call, "__qualname__", None)
     code = getattr(call, "__code__", None)
     if name is None or code is None:
@@ -67,7 +71,7 @@ def table(columns: Mapping[str, Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def comparison_columns(comparison: Any) -> dict[str, list[str]]:
+def comparison_columns(comparison: "Comparison") -> dict[str, list[str]]:
     """The last row of every solver, as text."""
     last = comparison.final()
     at = {name: k for k, name in enumerate(last["solver"])}
@@ -102,7 +106,7 @@ def html_table(columns: Mapping[str, Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def solution_html(solution: Any) -> str:
+def solution_html(solution: "Solution") -> str:
     """A solution in HTML: the verdict, the point, f, the certificate and the cost."""
     verdict, *rest = str(solution).splitlines()
     color = "#999999" if solution.is_costly else "#009E73" if solution.ok is True else "#D55E00"

@@ -18,6 +18,8 @@ from ._results import Claim, Record, Results, Track
 from ._views import Curve, Figure, Panel, Table
 
 if TYPE_CHECKING:
+    from jaxtyping import Array, PyTree
+
     from ..problems.bolib import CoupledEntry
 
 WITHIN, NEAR, TRIES = 1e-4, 1e-2, 20
@@ -91,7 +93,7 @@ def _linear(functions: list, n: int) -> list[tuple[np.ndarray, float]] | None:
     return out
 
 
-def judge(entry: CoupledEntry, x: Any, y: Any) -> dict[str, Any]:
+def judge(entry: CoupledEntry, x: PyTree, y: PyTree) -> dict[str, Any]:
     """How good a point is, without pdbo."""
     x, y = (np.atleast_1d(np.asarray(v, np.float64)) for v in (x, y))
     f, g = (entry.evaluate(formula, x, y) for formula in (entry.f, entry.g))
@@ -116,26 +118,26 @@ def by_kkt(entry: CoupledEntry, starts: int) -> tuple[np.ndarray, np.ndarray, in
     problem, (x0, y0) = entry.problem, entry.start
     nx, ny, k = len(x0), len(y0), len(entry.inner)
 
-    def split(z: Any) -> Any:
+    def split(z: Array) -> PyTree:
         return z[:nx], z[nx : nx + ny], z[nx + ny :]
 
-    def rows(which: str, z: Any) -> Any:
+    def rows(which: str, z: Array) -> Array:
         x, y, _ = split(z)
         return jnp.asarray(problem.rows(which, x, y)[0], float)
 
-    def stationary(z: Any) -> Any:
+    def stationary(z: Array) -> Array:
         x, y, m = split(z)
 
-        def lagrangian(v: Any) -> Any:
+        def lagrangian(v: Array) -> Array:
             return problem.inner(x, v) + m @ problem.rows("inner", x, v)[0]
 
         return jax.grad(lagrangian)(y)
 
-    def below(z: Any) -> Any:
+    def below(z: Array) -> Array:
         c, m = rows("inner", z), z[nx + ny :]
         return jnp.concatenate([-rows("outer", z), -c, m, 1e-8 + m * c])
 
-    def outer(z: Any) -> Any:
+    def outer(z: Array) -> Array:
         return problem.outer(*split(z)[:2])
 
     value = jax.jit(jax.value_and_grad(outer))
