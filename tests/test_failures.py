@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import pickle
 import random
 import re
 import sys
@@ -24,6 +25,12 @@ from benchmarks import reliability
 sys.path.pop(0)
 
 SOLVERS = list(pdbo.solvers.SOLVERS.values())
+
+
+def test_a_failure_passes_between_processes():
+    """A pool of processes pickles what is raised, and breaks if that cannot be built again."""
+    again = pickle.loads(pickle.dumps(pdbo.SolveError("why", {"x": 1.0})))
+    assert str(again) == "why" and again.solution == {"x": 1.0}
 
 
 def test_values_that_are_not_finite():

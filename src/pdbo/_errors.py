@@ -127,6 +127,9 @@ class SolveError(RuntimeError):
         super().__init__(message)
         self.solution = solution
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.solution)  # else no process pool can hand it over
+
 
 class AnswerWarning(UserWarning):
     """The follower may answer otherwise: f differs where the inner problem is solved again."""
