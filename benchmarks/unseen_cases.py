@@ -222,7 +222,7 @@ def solved(case: Case, how: str) -> dict[str, Any]:
     if how == "solve":
         sol = pdbo.solve(problem, x0, y0, throw=False)
     else:
-        sol = pdbo.multistart(problem, x0, y0, starts=64)
+        sol = pdbo.multistart(problem, x0, y0, starts=64, throw=False)
     x, y = np.asarray(sol.x, float), np.asarray(sol.y, float)
     row = {"ok": bool(sol.ok), "result": sol.result.name, "f": float(case.f(x, y, np))}
     if case.expected is not None:

@@ -282,6 +282,11 @@ def test_an_inner_problem_without_a_point_at_the_start():
             "inner_constraint: pdbo.Equal takes a number or an array, got dict; put it around each",
         ),
         ({"outer_constraint": lambda x, y: Equal(Equal(y - x))}, "takes .* got Equal; put it"),
+        ({"inner_constraint": lambda x, y: Equal}, "got the class Equal .did you forget the par"),
+        ({"inner_constraint": Equal(1.0)}, "inner_constraint must be a function, got Equal"),
+        ({"inner_constraint": lambda x, y: Equal(x - 1)}, "inner_constraint never depends on y"),
+        ({"inner_constraint": lambda x, y: Equal(y == x)}, r"\.value is bool for float\d\d"),
+        ({"inner_constraint": lambda x, y: y - x, "x_set": Equal(1.0)}, "x_set must be a set"),
         ({"inner_constraint": lambda x, y: jnp.arange(3)}, r"is int\d\d for float\d\d x and y"),
         (
             {"inner_constraint": lambda x, y: jax.lax.complex(y, y)},
@@ -310,6 +315,17 @@ def test_bad_constraints(constraints, match):
     kept = error.value.solution  # nothing is lost
     if kept is not None:
         assert kept.result is RESULTS.bad_problem and float(kept.x) == 1.0
+
+
+@pytest.mark.parametrize("start", [(np.nan, 1.0), (1.0, np.inf), (True, 1.0), (1j, 1.0)])
+@pytest.mark.parametrize("door", [pdbo.solve, pdbo.multistart, pdbo.certify])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_starts_that_are_no_finite_real_numbers(door, start):
+    with pytest.raises(
+        ProblemError, match=r"choose one where both|must be a number or an"
+    ) as error:
+        door(TUG, *start)
+    assert str(error.value).count(". ") == 0
 
 
 def test_a_row_that_appears_far_from_the_start_is_not_overlooked():
