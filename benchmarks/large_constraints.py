@@ -42,7 +42,7 @@ RUNS = [
     *(("conflict", n, "trust-constr") for n in (100, 1000)),
 ]
 LIMIT = 60.0  # seconds of the processor for SLSQP and trust-constr ...
-CLOCK = 60.0  # ... and of the clock for HiGHS
+CLOCK = 180.0  # ... and of the clock for HiGHS
 BIG = 20.0  # no slack and, in its unit, no multiplier of the allocation is larger
 
 
