@@ -272,12 +272,13 @@ def begin(start: Start, solver: Solver | None, key: Array | None) -> State:
 def enter_on_host(start: Start) -> tuple[PyTree, PyTree]:
     """The start as NumPy arrays inside their sets; checked without a program of its own."""
     problem = start.problem
-    x, y = point_arrays(start.x, start.y)
+    x, y = point_arrays(start.x, start.y, spread=True)  # NumPy's arrays stay what they are
     problem.x_set.check(x, "x_set")
     problem.y_set.check(y, "y_set")
     if start.coarse is None:
         check_functions(problem, x, y)
     oracle = path_of(problem, x, y).oracle
+    oracle.start_anew()
     flat = oracle.flat(x, y)
     inside = (oracle.project_x(flat[0]), oracle.project_y(flat[1]))
     ulps = 8 * float(np.finfo(start.coarse or np.float64).eps)

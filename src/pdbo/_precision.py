@@ -9,8 +9,10 @@ NumPy arrays if the session has no 64-bit types.
 
 import contextlib
 import dataclasses
+import operator
+import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -129,9 +131,7 @@ def _lifted(start: Start, solver: Solver) -> Start | None:
         return None
     with double():
         fine = to_float64(problem)
-        x, y = jax.tree.map(
-            lambda leaf: jnp.asarray(np.asarray(leaf, np.float64), np.float64), (start.x, start.y)
-        )
+        x, y = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (start.x, start.y))
         reason = _refusal(fine, x, y)
     if reason is None:
         return Start(fine, x, y, coarse=np.float32)
@@ -187,9 +187,31 @@ def _refusal(problem: Problem, x: PyTree, y: PyTree) -> str | None:
     return None
 
 
+class _Lifted(threading.local):
+    """The small problem that this thread lifted last, leaf by leaf, and what came of it."""
+
+    entry: tuple[list[Any], Any, Problem] | None = None
+
+
+_LIFTED = _Lifted()
+
+
 def to_float64(problem: Problem) -> Problem:
-    """A problem in double precision, for a session that has it for a while."""
-    return problem.with_fresh_constants().astype(jnp.float64)
+    """A problem in double precision, for a session that has it for a while.
+
+    A small one is the same object as before, so that what was prepared for it is not lost.
+    """
+    leaves, structure = jax.tree.flatten(problem)
+    leaves.append(problem.originals)  # which the structure does not tell apart
+    if _LIFTED.entry is not None:
+        known, before, lifted = _LIFTED.entry
+        same = len(known) == len(leaves) and all(map(operator.is_, known, leaves))
+        if same and before == structure:
+            return lifted
+    lifted = problem.with_fresh_constants().astype(jnp.float64)
+    numbers = sum(int(np.size(leaf)) for leaf in leaves if eqx.is_array_like(leaf))
+    _LIFTED.entry = (leaves, structure, lifted) if numbers <= FEW else None
+    return lifted
 
 
 def measure_in_double(problem: Problem, point: Point) -> Certificate:
@@ -285,8 +307,8 @@ def _numpy(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[()], tree)
 
 
-def returned(solution: S) -> S:
-    """A solution whose arrays are JAX's, or NumPy's doubles if the session has no 64-bit types.
+def returned(solution: S, seconds: float | None = None) -> S:
+    """A solution, if need be with the seconds that it took, whose arrays are JAX's, or NumPy's doubles if the session has no 64-bit types.
 
     Its state is left as it is: it is for `solve` to carry on from.
     """
@@ -311,4 +333,6 @@ def returned(solution: S) -> S:
         later = Pending(lambda: seen(outcome.look()), outcome.costly)
     else:
         later = seen(outcome)
+    if seconds is not None:
+        changed["seconds"] = seconds
     return dataclasses.replace(solution, outcome=later, **changed)

@@ -207,7 +207,7 @@ class Problem(eqx.Module):
     @property
     def sources(self) -> "list[Source | TorchFunction]":
         """What may fail on the host in the middle of a run."""
-        return list(self.view.sources)
+        return list(self.data.sources) if isinstance(self.data, DataView) else []
 
     def entered(self, x0: PyTree, y0: PyTree) -> "tuple[Problem, PyTree, PyTree]":
         """The problem for this kind of point, and the point as arrays; see `pdbo.torch`.
@@ -297,6 +297,11 @@ class Problem(eqx.Module):
         if all(new is old for new, old in zip(parts, functions(self), strict=True)):
             return self
         return eqx.tree_at(functions, self, parts)
+
+    @property
+    def originals(self) -> object:
+        """The doubles that data were given in, if they were rounded; the same only as itself."""
+        return self._originals if self._originals.pairs else None
 
     def astype(self, dtype: "DTypeLike") -> "Problem":
         """The same problem with every floating array it carries in another precision.

@@ -28,7 +28,14 @@ T = TypeVar("T")
 MANY = 1_000_000  # numbers in x, y and data: with more, printing computes nothing
 
 
-class State(eqx.Module):
+class Record(eqx.Module):
+    """A module whose methods are no pytrees, so that looking at its fields costs little."""
+
+    if not TYPE_CHECKING:
+        __getattribute__ = object.__getattribute__
+
+
+class State(Record):
     """Where a run stands: hand it to `solve(problem, state=...)` to carry on, bit for bit.
 
     Attributes:
@@ -67,7 +74,7 @@ class Answer(NamedTuple):
     f: Number
 
 
-class Outcome(eqx.Module):
+class Outcome(Record):
     """How a run ended, and the certificate that says so; see `Solution`."""
 
     multiplier: Number
@@ -128,7 +135,7 @@ _NOT_YET = (
 )
 
 
-class Solution(eqx.Module):
+class Solution(Record):
     """The outcome of `solve`.
 
     Attributes:

@@ -198,7 +198,7 @@ def _on_all_examples(given: Start, solver: Solver | None, options: Options) -> S
 def _handed_over(solution: Solution, problem: Problem, options: Options, began: float) -> Solution:
     from ._resolve import with_answer  # most runs do without it
 
-    solution = dataclasses.replace(returned(solution), seconds=time.perf_counter() - began)
+    solution = returned(solution, time.perf_counter() - began)
     if options.throw and not solution.is_pending and solution.result not in SOUND:
         raise SolveError(solution.message, solution)
     return with_answer(solution, problem, float(np.asarray(options.tolerance)))

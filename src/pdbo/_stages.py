@@ -62,7 +62,7 @@ def is_rough(problem: Problem, x: PyTree, y: PyTree) -> bool:
     with np.errstate(all="ignore"):
         at = oracle.flat(x, y)
         values = oracle.values(*at)
-        return rough(oracle, *at, values, Curvature(oracle, *at, values))
+        return rough(oracle, *at, values, Curvature.of(oracle, *at, values))
 
 
 def exact_certificate(facts: Facts, y: PyTree) -> Certificate:

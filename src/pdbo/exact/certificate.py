@@ -88,7 +88,7 @@ def look(oracle: Oracle, x: Vector, y: Vector, tol: float, elsewhere: bool = Tru
     if not values.finite:
         return None
     outside = max(_apart(x, oracle.project_x(x)), _apart(y, oracle.project_y(y)))
-    inner = Curvature(oracle, x, y, values)
+    inner = Curvature.of(oracle, x, y, values)
     step = newton_step(oracle, x, y, values, inner)
     inner_steps = _left(step.shift, y, _units(inner, x, y, values))
     inner_left = max(_longest(inner_steps), outside)

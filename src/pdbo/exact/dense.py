@@ -33,6 +33,13 @@ class Face(NamedTuple):
 
     basis: Matrix
     bend: Vector
+    free: bool = False  # whether nothing is in the way: the basis is the identity
+
+    def inside(self, matrix: Matrix) -> Matrix:
+        """A symmetric matrix along the open directions, with the curvature of the boundary."""
+        if self.free:
+            return matrix
+        return self.basis.T @ matrix @ self.basis + np.diag(self.bend)
 
     def same(self, other: "Face") -> bool:
         """Whether two faces have the same directions."""
@@ -54,7 +61,7 @@ def face_at(turn: Callable[[Vector, Vector], Vector], at: Vector, step: float) -
 
 def whole(n: int) -> Face:
     """The face of a point with nothing in its way."""
-    return Face(np.eye(n), np.zeros(n))
+    return Face(np.eye(n), np.zeros(n), True)
 
 
 class Spectrum:
@@ -145,18 +152,23 @@ class Curvature:
 
     def __init__(self, oracle: Oracle, x: Vector, y: Vector, values: Values):
         self.G, H = oracle.products(x, y, np.eye(oracle.ny))
-        self.H = (H + H.T) / 2
+        self.H = oracle.once("H", (H,), lambda: (H + H.T) / 2)
         self.smooth = self.H
         if oracle.has_term:
             self.smooth = self.H - oracle.kinks(x).bend(y, np.arange(oracle.ny))
         self.step = _step_length(self.smooth, y, values.g_y)
         self.face = inner_face(oracle, x, y, values, self.step)
-        self.spectrum = self.on(self.face)
+        known = (self.H, self.face.basis, self.face.bend)
+        self.spectrum = oracle.once("spectrum", known, lambda: self.on(self.face))
+
+    @classmethod
+    def of(cls, oracle: Oracle, x: Vector, y: Vector, values: Values) -> "Curvature":
+        """The same, computed once for a point."""
+        return oracle.once("curvature", (x, y), lambda: cls(oracle, x, y, values))
 
     def on(self, face: Face) -> Spectrum:
         """The spectrum of g_yy on a face."""
-        Q = face.basis
-        return Spectrum(Q.T @ self.H @ Q + np.diag(face.bend))
+        return Spectrum(face.inside(self.H))
 
     def at(self, oracle: Oracle, x: Vector, y: Vector, values: Values) -> "Curvature":
         """The same second derivatives on the face of a point nearby."""
@@ -175,6 +187,8 @@ class Curvature:
 
     def solve(self, b: VectorOrColumns) -> VectorOrColumns:
         """The inverse of g_yy on the face, without its flat directions, times b."""
+        if self.face.free:
+            return self.spectrum.solve(b)
         Q = self.face.basis
         return Q @ self.spectrum.solve(Q.T @ b)
 
@@ -182,13 +196,15 @@ class Curvature:
         """How large a solution could be if nothing cancelled: what rounding is relative to."""
         Q, spectrum = np.abs(self.face.basis), self.spectrum
         inverse = 1 / np.where(spectrum.flat, np.inf, np.abs(spectrum.values))
-        noise = spectrum.split_noise(Q.T @ np.abs(b))
-        return Q @ spectrum.join_noise(_times(inverse, noise))  # type: ignore
+        noise = spectrum.split_noise(np.abs(b) if self.face.free else Q.T @ np.abs(b))
+        doubt = spectrum.join_noise(_times(inverse, noise))
+        return doubt if self.face.free else Q @ doubt  # type: ignore
 
     @property
     def kernel(self) -> Matrix:
         """The flat directions of g at the point: along them the inner minimum is not unique."""
-        return self.face.basis @ self.spectrum.kernel()
+        kernel = self.spectrum.kernel()
+        return kernel if self.face.free else self.face.basis @ kernel
 
 
 def _step_length(H: Matrix, y: Vector, slope: Vector) -> float:

@@ -33,7 +33,7 @@ class Minimum(NamedTuple):
 
     def refreshed(self, oracle: Oracle, x: Vector) -> "Minimum":
         """The same with the second derivatives of g at this very point."""
-        return self._replace(inner=Curvature(oracle, x, self.y, self.values))
+        return self._replace(inner=Curvature.of(oracle, x, self.y, self.values))
 
     def with_f(self, f: float) -> "Minimum":
         """The same with another value of f."""
@@ -68,7 +68,7 @@ def minimise(
     fresh, passes, reach = inner is None, 0, 1.0
     size = np.maximum(np.abs(y), LEAST)  # rounding is relative to where the solve came from
     if inner is None:
-        inner = Curvature(oracle, x, y, values)
+        inner = Curvature.of(oracle, x, y, values)
     else:
         inner = inner.at(oracle, x, y, values)
     step = _newton(oracle, x, y, values, inner, reach, size)
@@ -82,7 +82,7 @@ def minimise(
             if escape is None:
                 return Minimum(y, values, inner, False, step.shift, passes)
             (y, values), passes, fresh = escape, passes + 1, True
-            inner = Curvature(oracle, x, y, values)
+            inner = Curvature.of(oracle, x, y, values)
             step = _newton(oracle, x, y, values, inner, reach, size)
             continue
         passes += inner.spectrum.negative
@@ -91,7 +91,7 @@ def minimise(
             if fresh:
                 small = is_small(step.shift, size)
                 return Minimum(y, values, inner, small, step.shift, passes)
-            inner, fresh = Curvature(oracle, x, y, values), True
+            inner, fresh = Curvature.of(oracle, x, y, values), True
             step = _newton(oracle, x, y, values, inner, reach, size)
             continue
         before, (y, values, length) = step, trial
@@ -102,7 +102,7 @@ def minimise(
             stuck = fresh and step.residual > 0.5 * before.residual and length == 1
             if stuck and is_small(step.shift, size):
                 return Minimum(y, values, inner, True, step.shift, passes)
-            inner, fresh = Curvature(oracle, x, y, values), True
+            inner, fresh = Curvature.of(oracle, x, y, values), True
             step = _newton(oracle, x, y, values, inner, reach, size)
         else:
             fresh = False

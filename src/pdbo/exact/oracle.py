@@ -303,6 +303,12 @@ class Values(NamedTuple):
         return bool(np.isfinite(total)) or all(np.all(np.isfinite(part)) for part in self)
 
 
+def _is_same(a: object, b: object) -> bool:
+    if a is b:
+        return True
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+
+
 class Calls:
     """How often the oracles were called."""
 
@@ -341,6 +347,7 @@ class Oracle:
         self._last: tuple[Vector, Vector, Array | Vector] | None = None
         self._seen: tuple[Vector, Values] | None = None  # the last small point, and what is there
         self._constant: dict[str, tuple[Matrix, Any]] = {}  # second derivatives that do not change
+        self._made: dict[str, tuple[tuple[Any, ...], Any]] = {}  # what was made last; see `once`
         self._kinks: tuple[Vector, Kinks] | None = None
 
     @functools.cached_property
@@ -476,6 +483,23 @@ class Oracle:
         if known is None or not np.array_equal(known[0], rows):
             known = self._constant[name] = (rows, compute())
         return known[1]
+
+    def once(self, name: str, of: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What was made last under this name if it was made of the same things, else made now.
+
+        Vectors are the same if their entries are, other things if they are identical.
+        """
+        before = self._made.get(name)
+        if before is not None and self._direct is None and all(map(_is_same, before[0], of)):
+            return before[1]
+        made = make()
+        self._made[name] = of, made
+        return made
+
+    def start_anew(self) -> None:
+        """Forget what was computed, so that a run does not depend on those before it."""
+        self._last = self._seen = self._kinks = None
+        self._constant, self._made = {}, {}
 
     def _by_blocks(self, of: Callable[[Array | Matrix], Array], rows: Matrix) -> Matrix:
         """What a program gives for rows, so many at a time that it is compiled only once."""

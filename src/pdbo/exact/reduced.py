@@ -56,7 +56,12 @@ class Reduced(NamedTuple):
 
 
 def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> Reduced:
-    """First and second derivatives of f on the inner minima."""
+    """First and second derivatives of f on the inner minima, computed once for a point."""
+    known = (x, y, inner)
+    return oracle.once("reduced", known, lambda: _reduced(oracle, x, y, values, inner))
+
+
+def _reduced(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvature) -> Reduced:
     nx = oracle.nx
     v = -inner.solve(values.f_y)
     flat = inner.kernel
@@ -74,17 +79,20 @@ def reduce(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvatur
     doubt = np.maximum(doubt, NOTHING * np.max(worth) / reach**2)
     terms = np.abs(tangent[nx:].T) @ np.abs(values.f_y) + np.abs(B[:, :nx]) @ np.abs(x)
     terms[:nx] += np.abs(values.f_x) + np.abs(inner.G) @ np.abs(v)
-    face = outer_face(oracle, x, slope[:nx])
-    Q = _with_flat(face.basis, flat.shape[1])
-    bend = np.concatenate([face.bend, np.zeros(flat.shape[1])])
-    spectrum = Spectrum(Q.T @ B @ Q + np.diag(bend), (Q.T**2) @ doubt, 64 * EPS * len(B))
+    face = _with_flat(outer_face(oracle, x, slope[:nx]), flat.shape[1])
+    Q = face.basis
+    doubt = doubt if face.free else (Q.T**2) @ doubt
+    spectrum = Spectrum(face.inside(B), doubt, 64 * EPS * len(B))
     return Reduced(values.f, v, slope, terms, tangent, B, Q, spectrum)
 
 
-def _with_flat(basis: Matrix, flat: int) -> Matrix:
-    """Directions of x, and so many flat directions of y."""
-    n, k = basis.shape
-    return np.block([[basis, np.zeros((n, flat))], [np.zeros((flat, k)), np.eye(flat)]])
+def _with_flat(face: Face, flat: int) -> Face:
+    """The face of X, and so many flat directions of y."""
+    if flat == 0:
+        return face
+    n, k = face.basis.shape
+    basis = np.block([[face.basis, np.zeros((n, flat))], [np.zeros((flat, k)), np.eye(flat)]])
+    return Face(basis, np.concatenate([face.bend, np.zeros(flat)]), face.free)
 
 
 def outer_face(oracle: Oracle, x: Vector, slope: Vector) -> Face:

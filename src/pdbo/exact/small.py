@@ -216,7 +216,7 @@ class Small:
         before = (oracle.calls.values, oracle.calls.products)
         x, y = state.x, state.y
         values = oracle.values(x, y)
-        inner = Curvature(oracle, x, y, values)
+        inner = Curvature.of(oracle, x, y, values)
         reduced = reduce(oracle, x, y, values, inner)
         move = newton(reduced, x, float(state.reach), state.step == 0)
         units = _units(reduced)[: x.size] if state.step == 0 else state.units
@@ -268,7 +268,7 @@ class Small:
             found = minimise(oracle, x, start, inner)
             if not found.found or not found.values.finite:
                 break
-            inner = Curvature(oracle, x, found.y, found.values)
+            inner = Curvature.of(oracle, x, found.y, found.values)
             slope, reduced = reduced.slope, reduce(oracle, x, found.y, found.values, inner)
             if not reduced.slope < 0.5 * slope:
                 break

@@ -21,6 +21,7 @@ def explore(oracle: Oracle, state: SmallState, tol: float) -> tuple[SmallState, 
     And the lowest end of a run below that, if there is one: no certificate holds there.
     """
     best, lower, small = state, None, Small(oracle)
+    values, products = oracle.calls.values, oracle.calls.products
     starts = []
     if oracle.has_term:
         from .composite import reopened  # most problems have no term
@@ -43,11 +44,10 @@ def explore(oracle: Oracle, state: SmallState, tol: float) -> tuple[SmallState, 
             best = other
         elif lower is None or other.f < lower.f:
             lower = other
-    calls = oracle.calls
     best = best._replace(
         step=state.step,
-        values=state.values + np.int64(calls.values),
-        products=state.products + np.int64(calls.products),
+        values=state.values + (oracle.calls.values - values),
+        products=state.products + (oracle.calls.products - products),
     )
     return best, lower if lower is not None and _below(lower, best) else None
 
