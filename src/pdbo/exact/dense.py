@@ -182,8 +182,10 @@ class Curvature:
     @property
     def everywhere(self) -> Spectrum:
         """The spectrum of g_yy in all directions, those that the face closes included."""
-        closed = self.face.basis.shape[1] < len(self.H) or np.any(self.face.bend)
-        return Spectrum(self.H) if closed else self.spectrum
+        bend, closed = self.face.bend, len(self.H) - self.face.bend.size
+        if closed == 1 and np.any(bend) and np.ptp(bend) <= 1e-6 * np.max(bend):
+            return Spectrum(self.H + np.max(bend) * np.eye(len(self.H)))  # a ball bends all ways
+        return Spectrum(self.H) if closed or np.any(bend) else self.spectrum
 
     def solve(self, b: VectorOrColumns) -> VectorOrColumns:
         """The inverse of g_yy on the face, without its flat directions, times b."""

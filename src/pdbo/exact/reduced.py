@@ -9,6 +9,7 @@ from .oracle import Oracle, Values, Vector
 
 NOTHING = 1e-24  # a share of f's second-order change this small is made of rounding alone
 NEAR = 1e-9  # relative to x: a bound this close is reached
+ASIDE = 1e-4  # relative to the gradient step of y: length of the differences of a projection
 
 
 def sizes_of(z: Vector) -> Vector:
@@ -70,6 +71,8 @@ def _reduced(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvat
     slope = np.concatenate([values.f_x + inner.G @ v, flat.T @ values.f_y])
     bent = oracle.bends(x, y, v, tangent.T)
     B = tangent.T @ bent
+    if np.any(inner.face.bend):
+        B = B + _bent_boundary(oracle, y, values, inner, v, tangent)
     B = (B + B.T) / 2
     sure = np.abs(tangent)
     sure[nx:, :nx] += inner.doubt(inner.G.T)
@@ -84,6 +87,35 @@ def _reduced(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvat
     doubt = doubt if face.free else (Q.T**2) @ doubt
     spectrum = Spectrum(face.inside(B), doubt, 64 * EPS * len(B))
     return Reduced(values.f, v, slope, terms, tangent, B, Q, spectrum)
+
+
+def _bent_boundary(
+    oracle: Oracle, y: Vector, values: Values, inner: Curvature, v: Vector, tangent: Matrix
+) -> Matrix:
+    r"""What a round boundary of Y, such as a ball's, adds to the second derivatives of f.
+
+    An inner minimum is a fixed point of the projected gradient step, $y = P(u)$ with
+    $u = y - s\,g_y$. With its multiplier $\lambda$ the Lagrangian is
+    $f + \langle\lambda, y - P(u)\rangle$, and $P''$ is the part that $f + \langle v, g_y\rangle$
+    lacks. It is found by differences of the derivative of P.
+    """
+    nx, step, face = oracle.nx, inner.step, inner.face
+    u = y - step * values.g_y
+    inside = face.basis.T @ v
+    off = values.f_y + inner.H @ v
+    # along the face P shrinks by 1 / (1 + step bend)
+    multiplier = face.basis @ (inside * (1 / step + face.bend)) - off + face.basis @ (
+        face.basis.T @ off
+    )
+    moves = tangent[nx:] - step * (inner.G.T @ tangent[:nx] + inner.H @ tangent[nx:])
+    length = ASIDE * float(np.linalg.norm(step * values.g_y))
+    rows = []
+    for move in moves.T:
+        size = float(np.linalg.norm(move))
+        aside = move * (length / size) if size > 0 else move
+        ends = [oracle.turn_y(u + side * aside, multiplier) for side in (1.0, -1.0)]
+        rows.append((ends[0] - ends[1]) * (size / (2 * length)) if length > 0 else 0.0 * move)
+    return -np.stack(rows) @ moves
 
 
 def _with_flat(face: Face, flat: int) -> Face:
