@@ -73,6 +73,7 @@ class Spectrum:
         flat: an eigenvalue this small against the largest counts as zero.
 
     Attributes:
+        matrix: the matrix, without what is noise.
         unit: the units.
         values, vectors: eigenvalues and eigenvectors.
         top: the largest eigenvalue in absolute value.
@@ -82,12 +83,12 @@ class Spectrum:
     def __init__(self, matrix: Matrix, noise: Vector | float = 0.0, flat: float = FLAT):
         diagonal = np.abs(np.diag(matrix))
         known = diagonal > noise
-        self._matrix, self._flat = matrix * known * known[:, None], flat
+        self.matrix, self._flat = matrix * known * known[:, None], flat
         self._decompose(1 / np.sqrt(np.where(known, diagonal, 1.0)))
 
     def _decompose(self, unit: Vector) -> None:
         self.unit = unit
-        scaled = self._matrix * unit * unit[:, None]
+        scaled = self.matrix * unit * unit[:, None]
         scaled = (scaled + scaled.T) / 2
         self.finite = bool(np.all(np.isfinite(scaled)))
         if not self.finite:

@@ -23,6 +23,8 @@ HALVINGS = 30  # the most times an outer step is shortened
 SHORT = 1e-6  # relative to x: Newton steps this short should shrink, or they are rounding
 HARDLY = 1e-10  # a fall of f by this part of its whole fall is hardly one ...
 STILL = 5  # ... and so many in a row end a run: the minimum may be at infinity
+LESSER = 1e-6  # of the change of f by its curvatures over the size of x: directions below ...
+SEEN = 1e4 * EPS  # ... wait as long as f falls by more than this in the others, relatively
 KINK = 1e-9  # relative to x: at a kink a step this short is none
 CRAMPED = 0.1  # a step shortened to this may have met a kink
 KINKED = 30  # the most entries of x for which kinks are looked for
@@ -62,9 +64,12 @@ def newton(
     whether to take a step that only the gradient can tell from none.
     """
     Q, spectrum, far = reduced.open, reduced.spectrum, _size(reduced, x)
-    if spectrum.negative:  # its own size says more of x than a curvature that will change
+    along, main = Q.T @ reduced.gradient, _main(reduced) if spectrum.negative else None
+    if main is not None:
+        along, spectrum = main
+    elif spectrum.negative:  # its own size says more of x than a curvature that will change
         spectrum, far = spectrum.in_units(_own_units(reduced, x, far)), 1.0
-    parts = spectrum.split(Q.T @ reduced.gradient)
+    parts = spectrum.split(along)
     doubt = spectrum.split_noise(np.abs(Q.T) @ reduced.noise)
     curved = ~spectrum.flat
     size = np.where(curved, np.abs(spectrum.values), 0.0)
@@ -84,6 +89,25 @@ def newton(
         both = True
     endless = bool(np.any(slopes[~curved]))
     return Move(step, float(reduced.gradient @ step), shift, both, endless)
+
+
+def _main(reduced: Reduced) -> tuple[Vector, Spectrum] | None:
+    """The slope and curvatures in the directions that matter to f, if they are all it takes.
+
+    Beside a valley of minima, f curves along it by a share that vanishes with the distance, down or
+    up. As long as f does not curve down in the other directions and falls along them, only they
+    count: the valley is reached first.
+    """
+    Q, spectrum = reduced.open, reduced.spectrum
+    worth = np.abs(np.diag(spectrum.matrix)) * (np.abs(Q.T) @ reduced.sizes) ** 2
+    kept = worth > LESSER * np.max(worth)
+    if np.all(kept):
+        return None
+    main = Spectrum(spectrum.matrix * kept * kept[:, None])
+    slope = kept * (Q.T @ reduced.gradient)
+    safe = np.where(main.flat, np.inf, main.values)
+    gain = 0.5 * float(np.sum(main.split(slope) ** 2 / safe))
+    return None if main.negative or gain <= SEEN * abs(reduced.f) else (slope, main)
 
 
 def _size(reduced: Reduced, x: Vector) -> float:

@@ -12,6 +12,7 @@ from .status import CONVERGED, RUNNING
 STARTS = 8  # places to look from
 LOOKS = (0.25, 0.5, 0.75, 1.0)  # where f is evaluated on the way from the solution known
 SAME = 1e-6  # relative to y and g: what differs by less is the same inner minimum
+ODD = 30.0  # units of x this far from one are told from the curvatures of f
 STEPS = 40  # the most steps of a run from elsewhere
 
 
@@ -27,7 +28,7 @@ def explore(oracle: Oracle, state: SmallState, tol: float) -> tuple[SmallState, 
         from .composite import reopened  # most problems have no term
 
         starts += [(x, state.y) for x in reopened(oracle, state.x, state.y)]
-    base = 2 * (1 + float(np.sqrt(np.mean(state.x**2))))
+    base = 2 * (_unit(state) + float(np.sqrt(np.mean(state.x**2))))
     for index in range(1, STARTS + 1):
         x = oracle.around_x(state.x, index, base)
         if not _falls_towards(oracle, x, state):
@@ -50,6 +51,13 @@ def explore(oracle: Oracle, state: SmallState, tol: float) -> tuple[SmallState, 
         products=state.products + (oracle.calls.products - products),
     )
     return best, lower if lower is not None and _below(lower, best) else None
+
+
+def _unit(state: SmallState) -> float:
+    """One, or how far x may move before its curvatures change f much, if x is in odd units."""
+    size = max(abs(state.f), abs(state.first - state.f))
+    far = float(np.sqrt(2 * size * np.mean(state.units**2)))
+    return far if far > 0 and not 1 / ODD <= far <= ODD else 1.0
 
 
 def _end(small: Small, x: Vector, y: Vector) -> SmallState:
