@@ -12,8 +12,11 @@ import scipy.optimize
 
 import cases
 import pdbo
+from pdbo._precision import to_float64
 from pdbo.exact.degree import UNKNOWN, degree
+from pdbo.exact.newton import minimise
 from pdbo.exact.oracle import Oracle
+from pdbo.exact.reduced import reduce
 from pdbo.exact.small import Small
 from pdbo.solvers import Implicit, _implicit
 
@@ -135,6 +138,47 @@ def test_y_in_a_ball():
     sol = pdbo.solve(problem, np.array([3.0, 1.0]), np.zeros(2))
     assert sol.ok and float(sol.f) <= 1e-12
     assert abs(sol.x[0]) <= 1e-9 and 1 < sol.x[1] < 10
+
+
+def test_only_a_ratio_counts():
+    # every x = (0, t) is optimal: beside that valley f curves down along it, by next to nothing
+    problem = pdbo.Problem(lambda x, y: y**2 + 0 * jnp.sum(x), lambda x, y: (y - x[0] / x[1]) ** 2)
+    sol = pdbo.solve(problem, np.array([3.0, 1.0]), 0.0, Implicit())
+    assert sol.ok and float(sol.f) <= 1e-16
+    assert abs(sol.x[0]) <= 1e-9 and 0.1 < sol.x[1] < 10
+
+
+def test_second_derivatives_where_the_inner_minimum_slides_along_a_ball():
+    A = np.array([[3.0, 1.0, 0.5], [1.0, 2.0, 0.3], [0.5, 0.3, 1.0]])
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sin(y[0] * y[1]) + jnp.sum(x**2),
+        lambda x, y: 0.5 * y @ A @ y + 3 * y[0] * x[0] + y[1] * x[1] * x[0] - 2 * y[2] + y[2] ** 4,
+        y_set=pdbo.Ball(0.6, center=jnp.array([0.1, 0.0, 0.2])),
+    )
+    with jax.enable_x64(True):
+        oracle = Oracle(to_float64(problem), np.zeros(2), np.zeros(3))
+
+        def reduced(x):
+            found = minimise(oracle, x, np.zeros(3)).refreshed(oracle, x)
+            assert np.any(found.inner.face.bend)  # y is on the ball
+            return reduce(oracle, x, found.y, found.values, found.inner)
+
+        x, h = np.array([0.7, -0.4]), 1e-5
+        ends = [[reduced(x + s * h * e).gradient for s in (1, -1)] for e in np.eye(2)]
+        expected = np.stack([(up - down) / (2 * h) for up, down in ends])
+        np.testing.assert_allclose(reduced(x).B, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e8])
+def test_another_valley_of_f_is_found_in_any_unit_of_x(unit):
+    # f at the inner minimum has a valley at 0.01 and a deeper one at 1
+    problem = pdbo.Problem(
+        lambda x, y: 100 * (y / unit - (x / unit) ** 2) ** 2 + (1 - x / unit) ** 2,
+        lambda x, y: (y / unit - x / unit) ** 2,
+    )
+    sol = pdbo.solve(problem, -0.5 * unit, 0.0)
+    assert sol.ok
+    np.testing.assert_allclose(sol.x, unit, rtol=1e-7)
 
 
 def test_no_inner_minimum_is_never_ok():

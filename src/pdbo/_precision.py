@@ -308,7 +308,9 @@ def _numpy(tree: PyTree) -> PyTree:
 
 
 def returned(solution: S, seconds: float | None = None) -> S:
-    """A solution, if need be with the seconds that it took, whose arrays are JAX's, or NumPy's doubles if the session has no 64-bit types.
+    """A solution whose arrays are JAX's, or NumPy's doubles if the session has no 64-bit types.
+
+    With the seconds that it took, if they are given.
 
     Its state is left as it is: it is for `solve` to carry on from.
     """

@@ -106,8 +106,8 @@ def _bent_boundary(
     inside = face.basis.T @ v
     off = values.f_y + inner.H @ v
     # along the face P shrinks by 1 / (1 + step bend)
-    multiplier = face.basis @ (inside * (1 / step + face.bend)) - off + face.basis @ (
-        face.basis.T @ off
+    multiplier = (
+        face.basis @ (inside * (1 / step + face.bend)) - off + face.basis @ (face.basis.T @ off)
     )
     moves = tangent[nx:] - step * (inner.G.T @ tangent[:nx] + inner.H @ tangent[nx:])
     length = ASIDE * float(np.linalg.norm(step * values.g_y))
