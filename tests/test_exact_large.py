@@ -265,6 +265,18 @@ def test_negative_curvature_on_the_way_to_an_inner_minimum_is_no_obstacle():
     assert state.status == CONVERGED and np.ptp(state.x) < 1e-5
 
 
+def test_a_start_at_a_saddle_of_g_is_left_towards_lower_f():
+    # y = 0 is a maximum of g, and g has minima at every combination of 1 and -1
+    problem = pdbo.Problem(
+        lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum((x - 0.1) ** 2),
+        lambda x, y: jnp.sum((y**2 - 1) ** 2) + 0 * jnp.sum(x),
+    )
+    sol = pdbo.solve(problem, np.zeros(3), np.zeros(600), Implicit())
+    assert sol.ok
+    np.testing.assert_allclose(sol.y, 1.0, atol=1e-9)
+    np.testing.assert_allclose(sol.x, 0.1, atol=1e-9)
+
+
 def test_values_that_are_not_finite():
     """f is infinite beyond x = 1, which the first step would pass; the start may not be."""
     problem = pdbo.Problem(

@@ -16,7 +16,7 @@ import numpy as np
 from . import lbfgs, outer
 from .inner import Inner, no_memory
 from .krylov import norm
-from .minimum import minimise
+from .minimum import leave_saddle, minimise
 from .oracle import Oracle, Values, Vector
 from .outer import LargeState
 from .status import CONVERGED, FAILED, NONCONVEX, RUNNING, STALLED
@@ -95,6 +95,7 @@ class Large:
         at, v, status = self.oracle.values(x, y), np.zeros_like(y), FAILED
         state = self._first(x, y, v, at)
         if at.finite:
+            y, at = leave_saddle(self.inner, x, y, at)
             y, at, found = minimise(self.inner, x, y, at, ACCURACY)
             if found:
                 v, gradient = self.inner.adjoint(x, y, at, None, ACCURACY)

@@ -6,6 +6,7 @@ from .certificate import Facts
 from .dense import LEAST
 from .krylov import conjugate_residuals, norm
 from .large import Large
+from .minimum import LOOSE, PROBES
 from .oracle import Oracle, Values, Vector
 from .outer import LargeState
 
@@ -18,7 +19,6 @@ PRODUCT_INNER, PRODUCT_ADJOINT = 1e-4, 1e-4  # accuracies of solves that are onl
 STRAIGHT = 1e-4  # relative: curvature this small may be that of the differences
 NEAR_MINIMUM = 1e-6  # the gradient of g at an inner minimum is below this part of that of f,
 # or the best step along it is below this part of y
-PROBES, LOOSE = 20, 1e-3  # products that look for negative curvature of g, and their accuracy
 ROUNDING = 1e-13  # relative to its terms: a gradient this small is rounding
 
 

@@ -1,7 +1,9 @@
 """The inner minimum of a large problem: Newton's method with conjugate residuals."""
 
+import numpy as np
+
 from .inner import ROUNDED, Face, Inner
-from .krylov import Solved, norm
+from .krylov import Solved, conjugate_residuals, norm
 from .oracle import Values, Vector
 
 MOST_STEPS = 100  # of Newton's method
@@ -9,6 +11,8 @@ MOST_NEGATIVE = 40  # steps of negative curvature on the way to one minimum
 LOOSEST = 0.3  # accuracy of the linear solves far from the minimum
 DECREASE = 1e-4  # the part of the predicted decrease that a step must achieve
 SHORTEST = 1e-12  # part of a step below which the line search gives up
+RESTING = 1e-12  # relative to y: a Newton step this short starts from no slope of g
+PROBES, LOOSE = 20, 1e-3  # products that look for negative curvature of g, and their accuracy
 SLOW, MOST_SLOW = 0.9, 8  # so many steps in a row that shrink the residual no further end a solve
 
 
@@ -25,6 +29,34 @@ def minimise(
     if found:  # what lay on the way to a minimum does not count
         inner.negative = before
     return y, inner.oracle.completed(x, y, at), found
+
+
+def leave_saddle(inner: Inner, x: Vector, y: Vector, at: Values) -> tuple[Vector, Values]:
+    """A lower point beside y if g has no slope there but curves down, else y itself.
+
+    Newton's method would stay: its first direction is the slope. Of the ways down the one is taken
+    that f falls along, if there is one.
+    """
+    face, oracle = inner.face(y, at), inner.oracle
+    product = inner.product(x, y, face, False)
+    anywhere = face.turn(np.random.default_rng(0).standard_normal(y.size))
+    size, curved = norm(anywhere), norm(product(anywhere)[1])
+    if size == 0 or face.residual * size > RESTING * curved * (norm(y) or size):
+        return y, at
+    for aside in (-face.turn(oracle.completed(x, y, at).f_y), anywhere):
+        found = conjugate_residuals(product, aside, None, LOOSE, PROBES, False)
+        if not found.negative:
+            continue
+        down = found.residual / norm(found.residual)  # along it g curves down
+        length = norm(y) or 1.0
+        while length > SHORTEST * (norm(y) or 1.0):
+            for side in (1.0, -1.0) if down @ aside >= 0 else (-1.0, 1.0):
+                new = oracle.project_y(y + side * length * down)
+                values = oracle.values(x, new)
+                if values.finite and values.g < at.g - ROUNDED * abs(at.g):
+                    return new, values
+            length *= 0.25
+    return y, at
 
 
 def _minimised(
