@@ -271,7 +271,7 @@ def test_a_start_at_a_saddle_of_g_is_left_towards_lower_f():
         lambda x, y: jnp.sum((y - 1) ** 2) + jnp.sum((x - 0.1) ** 2),
         lambda x, y: jnp.sum((y**2 - 1) ** 2) + 0 * jnp.sum(x),
     )
-    sol = pdbo.solve(problem, np.zeros(3), np.zeros(600), Implicit())
+    sol = pdbo.solve(problem, np.zeros(3), np.zeros(600), pdbo.solvers.Implicit())
     assert sol.ok
     np.testing.assert_allclose(sol.y, 1.0, atol=1e-9)
     np.testing.assert_allclose(sol.x, 0.1, atol=1e-9)
