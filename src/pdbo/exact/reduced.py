@@ -30,7 +30,6 @@ class Reduced(NamedTuple):
         v: the adjoint.
         gradient: the implicit gradient in x, then the gradient along the flat directions.
         terms: the sizes of the terms that it is made of, before they cancel.
-        sizes: those of x and the flat directions, which steps are relative to.
         tangent: how (x, y) move with x and the flat directions, column by column.
         B: the second derivatives.
         open: the directions in which x and the flat part of y may move, column by column.
@@ -41,7 +40,6 @@ class Reduced(NamedTuple):
     v: Vector
     gradient: Vector
     terms: Vector
-    sizes: Vector
     tangent: Matrix
     B: Matrix
     open: Matrix
@@ -88,7 +86,7 @@ def _reduced(oracle: Oracle, x: Vector, y: Vector, values: Values, inner: Curvat
     Q = face.basis
     doubt = doubt if face.free else (Q.T**2) @ doubt
     spectrum = Spectrum(face.inside(B), doubt, 64 * EPS * len(B))
-    return Reduced(values.f, v, slope, terms, reach, tangent, B, Q, spectrum)
+    return Reduced(values.f, v, slope, terms, tangent, B, Q, spectrum)
 
 
 def _bent_boundary(

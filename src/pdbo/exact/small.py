@@ -23,7 +23,7 @@ HALVINGS = 30  # the most times an outer step is shortened
 SHORT = 1e-6  # relative to x: Newton steps this short should shrink, or they are rounding
 HARDLY = 1e-10  # a fall of f by this part of its whole fall is hardly one ...
 STILL = 5  # ... and so many in a row end a run: the minimum may be at infinity
-LESSER = 1e-6  # of the change of f by its curvatures over the size of x: directions below ...
+LESSER = 1e-6  # of the largest curvature, in the units of the start: directions below ...
 SEEN = 1e4 * EPS  # ... wait as long as f falls by more than this in the others, relatively
 KINK = 1e-9  # relative to x: at a kink a step this short is none
 CRAMPED = 0.1  # a step shortened to this may have met a kink
@@ -53,7 +53,12 @@ class Move(NamedTuple):
 
 
 def newton(
-    reduced: Reduced, x: Vector, reach: float, first: bool = True, tiny: bool = False
+    reduced: Reduced,
+    x: Vector,
+    reach: float,
+    first: bool = True,
+    tiny: bool = False,
+    units: Vector | None = None,
 ) -> Move:
     """A Newton step, made a descent where f curves down and bounded where it hardly curves.
 
@@ -61,10 +66,12 @@ def newton(
     bounded, and the others are at most ten times the largest entry of x (or one, if that is
     smaller); else they are at most `reach` times that, up to 1. Entries are compared in the units
     that make the curvatures one; if f curves down, in units of their own sizes. `tiny` is
-    whether to take a step that only the gradient can tell from none.
+    whether to take a step that only the gradient can tell from none, `units` those of x at the
+    start, if there was one.
     """
     Q, spectrum, far = reduced.open, reduced.spectrum, _size(reduced, x)
-    along, main = Q.T @ reduced.gradient, _main(reduced) if spectrum.negative else None
+    along = Q.T @ reduced.gradient
+    main = _main(reduced, units) if spectrum.negative and units is not None else None
     if main is not None:
         along, spectrum = main
     elif spectrum.negative:  # its own size says more of x than a curvature that will change
@@ -91,15 +98,17 @@ def newton(
     return Move(step, float(reduced.gradient @ step), shift, both, endless)
 
 
-def _main(reduced: Reduced) -> tuple[Vector, Spectrum] | None:
+def _main(reduced: Reduced, units: Vector) -> tuple[Vector, Spectrum] | None:
     """The slope and curvatures in the directions that matter to f, if they are all it takes.
 
     Beside a valley of minima, f curves along it by a share that vanishes with the distance, down or
-    up. As long as f does not curve down in the other directions and falls along them, only they
-    count: the valley is reached first.
+    up, in the units that made its curvatures one at the start. As long as f does not curve down in
+    the other directions and falls along them, only they count: the valley is reached first.
     """
     Q, spectrum = reduced.open, reduced.spectrum
-    worth = np.abs(np.diag(spectrum.matrix)) * (np.abs(Q.T) @ reduced.sizes) ** 2
+    if reduced.gradient.size > units.size:  # the inner minimum is not unique
+        return None
+    worth = np.abs(np.diag(spectrum.matrix)) * (np.abs(Q.T) @ units) ** 2
     kept = worth > LESSER * np.max(worth)
     if np.all(kept):
         return None
@@ -242,8 +251,9 @@ class Small:
         values = oracle.values(x, y)
         inner = Curvature.of(oracle, x, y, values)
         reduced = reduce(oracle, x, y, values, inner)
-        move = newton(reduced, x, float(state.reach), state.step == 0)
-        units = _units(reduced)[: x.size] if state.step == 0 else state.units
+        begun = state.step > 0
+        units = state.units if begun else _units(reduced)[: x.size]
+        move = newton(reduced, x, float(state.reach), not begun, units=units if begun else None)
         move = shortest(move, reduced, units)
         state = state._replace(slope=np.float64(reduced.slope), units=units)
         short = relative(move.shift[: oracle.nx], x)
