@@ -71,7 +71,8 @@ class Large:
         values, products = calls.values, calls.products
         self.inner = Inner(oracle)
         with np.errstate(all="ignore"):
-            state = self._solved_from(oracle.project_x(x), oracle.project_y(y))
+            x, y = oracle.project_x(x), oracle.project_y(y)
+            state = self._solved_from(x, leave_saddle(self.inner, x, y, oracle.values(x, y)))
             state = state._replace(values=np.int64(-values), products=np.int64(-products))
             return self._counted(self._judged(state))
 
@@ -95,7 +96,6 @@ class Large:
         at, v, status = self.oracle.values(x, y), np.zeros_like(y), FAILED
         state = self._first(x, y, v, at)
         if at.finite:
-            y, at = leave_saddle(self.inner, x, y, at)
             y, at, found = minimise(self.inner, x, y, at, ACCURACY)
             if found:
                 v, gradient = self.inner.adjoint(x, y, at, None, ACCURACY)

@@ -31,7 +31,7 @@ def minimise(
     return y, inner.oracle.completed(x, y, at), found
 
 
-def leave_saddle(inner: Inner, x: Vector, y: Vector, at: Values) -> tuple[Vector, Values]:
+def leave_saddle(inner: Inner, x: Vector, y: Vector, at: Values) -> Vector:
     """A lower point beside y if g has no slope there but curves down, else y itself.
 
     Newton's method would stay: its first direction is the slope. Of the ways down the one is taken
@@ -39,10 +39,12 @@ def leave_saddle(inner: Inner, x: Vector, y: Vector, at: Values) -> tuple[Vector
     """
     face, oracle = inner.face(y, at), inner.oracle
     product = inner.product(x, y, face, False)
+    if not at.finite:
+        return y
     anywhere = face.turn(np.random.default_rng(0).standard_normal(y.size))
     size, curved = norm(anywhere), norm(product(anywhere)[1])
     if size == 0 or face.residual * size > RESTING * curved * (norm(y) or size):
-        return y, at
+        return y
     for aside in (-face.turn(oracle.completed(x, y, at).f_y), anywhere):
         found = conjugate_residuals(product, aside, None, LOOSE, PROBES, False)
         if not found.negative:
@@ -54,9 +56,9 @@ def leave_saddle(inner: Inner, x: Vector, y: Vector, at: Values) -> tuple[Vector
                 new = oracle.project_y(y + side * length * down)
                 values = oracle.values(x, new)
                 if values.finite and values.g < at.g - ROUNDED * abs(at.g):
-                    return new, values
+                    return new
             length *= 0.25
-    return y, at
+    return y
 
 
 def _minimised(
