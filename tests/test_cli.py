@@ -620,7 +620,7 @@ def test_a_problem_of_a_file_with_its_start(tmp_path):
     for name, sentence in (
         ("problme", "has no 'problme'; did you mean problem?"),
         ("zzz", "has no 'zzz'."),
-        ("Half", "Half in .* must be a pdbo.Problem, got type"),
+        ("Half", "Half in .* must be a pdbo.Problem, got the class Half"),
         ("problem", "a start is needed: give --x0"),
     ):
         with pytest.raises(InputError, match=sentence):
