@@ -281,6 +281,23 @@ def test_methods_that_need_the_whole_point_say_so(solver):
         pdbo.multistart(split, np.zeros((2, ROWS)), np.zeros((2, COLUMNS)), solver)
 
 
+def test_split_unknowns_keep_to_the_method_in_parts():
+    """With all examples in a batch, BatchPDBO would make one array of y, which gathers it."""
+    rows = np.ones((8, 3), np.float32)
+    whole = pdbo.Problem(
+        lambda x, y, d: ((d @ (y - x)) ** 2).mean(),
+        lambda x, y, d: ((d @ y) ** 2).mean() + x**2 @ y,
+        pdbo.Batches(rows, rows, 8),
+    )
+    split = pdbo.shard(whole, one_device(), y=PartitionSpec("data"))
+    start = np.ones(3, np.float32), np.ones(3, np.float32)
+    ends = [
+        pdbo.solve(p, *start, pdbo.solvers.BatchPDBO(), steps=1, tol=None) for p in (whole, split)
+    ]
+    kinds = [type(end.state.solver_state.solver).__name__ for end in ends]
+    assert kinds == ["WholeState", "BatchPDBOState"]
+
+
 def test_data_that_is_fetched_cannot_be_split():
     rows = pdbo.data.Source(16, lambda index: np.ones((len(index), 2)))
     fetched = pdbo.Problem(outer, inner, pdbo.Batches(rows, rows, 4))

@@ -59,8 +59,8 @@ class WholeState(eqx.Module):
 
 
 def applies(problem: Problem, x: PyTree, y: PyTree) -> bool:
-    """Whether batches hold all examples, y is free, and g has second derivatives."""
-    if not (problem.view.whole and isinstance(problem.y_set, Free)):
+    """Whether batches hold all examples, y is free and not split, and g has second derivatives."""
+    if problem.splits_point or not (problem.view.whole and isinstance(problem.y_set, Free)):
         return False
     try:
         jax.eval_shape(lambda x, y: adjoint(problem, x, y), x, y)
